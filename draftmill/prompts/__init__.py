@@ -1,0 +1,1 @@
+"""From raw data sets to prompt shards: find files, read records, make them canonical, split, shard, index."""

@@ -1,0 +1,149 @@
+"""The prompt index: which shards the sources form, what they were made of, and what became of every record.
+
+The index is loaded in every parse of the Snakefile, so it is one small JSON; it is brought up to date only when a
+source's digest or a setting that decides shards has changed. Shards are written before the index that names them.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+from pydantic import TypeAdapter, ValidationError
+
+from draftmill import layout
+from draftmill.config import Config
+from draftmill.errors import UserError
+from draftmill.prompts.bad import check_share
+from draftmill.prompts.digests import Digests
+from draftmill.prompts.files import check_unchanged, find
+from draftmill.prompts.record import Rules
+from draftmill.prompts.scan import Counts, CountTokens, Progress, Scan, ShardEntry, Source, check_splits, scan
+from draftmill.prompts.write import write_shards
+from draftmill.store.base import Store
+
+__all__ = ["Index", "ShardEntry", "SourceEntry", "bring_up_to_date", "load"]
+
+# Raised by hand when the same sources and settings would give other shards.
+INDEX_VERSION = 1
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class SourceEntry:
+    """One file that was read: its path as configured, label, size in bytes and digest."""
+
+    path: str
+    label: str
+    size: int
+    digest: str
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Index:
+    """The shards in order, train before held-out, and all they were made from."""
+
+    version: int
+    spec: dict[str, Any]
+    sources: tuple[SourceEntry, ...]
+    counts: Counts
+    shards: tuple[ShardEntry, ...]
+
+    @property
+    def train(self) -> tuple[ShardEntry, ...]:
+        """The shards that are trained on."""
+        return tuple(shard for shard in self.shards if shard.split == "train")
+
+    @property
+    def held_out(self) -> tuple[ShardEntry, ...]:
+        """The shards that are kept for evaluation."""
+        return tuple(shard for shard in self.shards if shard.split == "held_out")
+
+
+_ADAPTER = TypeAdapter(Index)
+
+
+def load(store: Store) -> Index | None:
+    """The index in the store; None if there is none or it is of another version."""
+    try:
+        data = store.get(layout.INDEX)
+    except KeyError:
+        return None
+    try:
+        if json.loads(data)["version"] != INDEX_VERSION:
+            return None
+        return _ADAPTER.validate_json(data)
+    except (ValidationError, ValueError, KeyError, TypeError):
+        raise UserError(f"{layout.INDEX} in {store.url} is not readable: delete it and build again.") from None
+
+
+def bring_up_to_date(
+    config: Config,
+    store: Store,
+    *,
+    write: bool,
+    limit_tokens: int,
+    count_tokens: CountTokens,
+    cache_dir: Path,
+    progress: Progress | None = None,
+) -> Index:
+    """The index of the configured sources as they are now.
+
+    `limit_tokens` is the longest prompt in tokens. `count_tokens` takes a canonical record (with its answer, if answers
+    are kept) and returns what counts against that limit; it is called only for records whose bytes leave a doubt.
+    `progress` hears (phase, done, total): bytes while reading, rows while writing. With `write`, missing shards are
+    published and then the index; without it nothing is written at all. Raises UserError for a fault of a source, too
+    many bad records, or an empty split.
+    """
+    sources = _sources(config)
+    digests = Digests(cache_dir)
+    entries = tuple(SourceEntry(s.file.path, s.file.label, s.file.size, digests.of(s.file)) for s in sources)
+    if write:
+        digests.save()
+    spec = _spec(config, limit_tokens)
+    index = load(store)
+    current = index is not None and index.spec == spec and index.sources == entries
+    if index is not None and current and not (write and _missing(index, store)):
+        _check(index.counts, config)
+        return index
+    result = scan(sources, config.prompts, limit_tokens, count_tokens, progress)
+    check_unchanged(source.file for source in sources)
+    _check(result.counts, config)
+    index = Index(INDEX_VERSION, spec, entries, result.counts, tuple(entry for entry, _ in result.shards))
+    if write:
+        _publish(index, result, store, progress)
+    return index
+
+
+def _check(counts: Counts, config: Config) -> None:
+    check_share(counts.bad, counts.judged, config.prompts.max_bad)
+    check_splits(counts, config.prompts.held_out)
+
+
+def _sources(config: Config) -> list[Source]:
+    return [
+        Source(file, Rules(source.field, source.answers, config.prompts.system))
+        for source in config.prompts.sources
+        for file in find(source.path, source.name)
+    ]
+
+
+def _spec(config: Config, limit_tokens: int) -> dict[str, Any]:
+    """All that decides the index beside the sources' content; max_bad only decides whether to go on."""
+    return {
+        **config.prompts.model_dump(mode="json", exclude={"max_bad"}),
+        "limit_tokens": limit_tokens,
+        "tokenizer": config.target.model_dump(mode="json", include={"model", "revision", "chat_template_args"}),
+    }
+
+
+def _missing(index: Index, store: Store) -> set[str]:
+    present = store.list("prompts/")
+    return {shard.name for shard in index.shards if layout.prompts(shard.name) not in present}
+
+
+def _publish(index: Index, result: Scan, store: Store, progress: Progress | None) -> None:
+    write_shards(result, store, _missing(index, store), progress)
+    text = json.dumps(dataclasses.asdict(index), indent=1, ensure_ascii=False) + "\n"
+    store.put(layout.INDEX, text.encode())

@@ -1,0 +1,1 @@
+"""The report of a run: one static page from the objects that the run left in the store."""

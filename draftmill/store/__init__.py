@@ -1,0 +1,1 @@
+"""Where objects live: a directory today behind a small interface that an object store can fill as well."""
