@@ -8,7 +8,7 @@ from snakemake.exceptions import WorkflowError
 from snakemake.utils import min_version
 
 from draftmill.errors import UserError
-from draftmill.workflow import Build
+from draftmill.workflow import Build, check_triggers
 
 min_version("9.27")
 
@@ -29,33 +29,7 @@ wildcard_constraints:
     job="(generate|extract|train|evaluate)-[0-9a-f]+",
 
 
-at = build.at
-
-
-def existing(keys):
-    """Objects by key; ancient, because names decide what is current and times never do."""
-    return [ancient(at(key)) for key in keys]
-
-
-def sentinel(stage, name, output):
-    """The GPU job's sentinel: local and of this run only."""
-    return [ancient(path) for path in build.sentinel(stage, name, output)]
-
-
-def provenance(stage, **inputs):
-    """What an object says of its making."""
-    return build.specs.provenance(stage, **inputs)
-
-
-def everything(_):
-    """All results, after a look at settings that would replan finished work."""
-    triggers = sorted(str(trigger) for trigger in workflow.rerun_triggers)
-    if triggers != ["mtime"]:
-        raise WorkflowError(
-            "Only `--rerun-triggers mtime` keeps finished shards (names carry what decides them): use a profile of "
-            f"this repository or pass it; now they are {', '.join(triggers)}."
-        )
-    return existing(build.results())
+include: "rules/common.smk"
 
 
 rule all:
@@ -74,5 +48,9 @@ include: "rules/evaluate.smk"
 include: "rules/report.smk"
 
 
+# Before the first job of a real build, and never of a plan: new prompt shards are published and needs are checked.
 onstart:
-    build.start()
+    try:
+        build.start()
+    except UserError as error:
+        raise WorkflowError(str(error)) from None

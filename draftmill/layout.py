@@ -82,3 +82,8 @@ def journal(stage: str, name: str) -> str:
 def progress(stage: str, name: str) -> str:
     """The heartbeat of a job."""
     return f"progress/{stage}/{name}.json"
+
+
+def probe(pid: int) -> str:
+    """An object that a build writes and removes to see whether it may."""
+    return f"progress/.probe-{pid}"

@@ -7,7 +7,7 @@ absent from the listing and stands in no fingerprint: otherwise a new pilot woul
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -19,6 +19,7 @@ from draftmill.digests import DigestCache
 from draftmill.drafter.spec import resolve_shape
 from draftmill.errors import UserError
 from draftmill.job import mark_builder
+from draftmill.preflight import needs, preflight
 from draftmill.prompts.index import Index, bring_up_to_date
 from draftmill.specs import Shards, Specs, resolve, windows
 from draftmill.store.local import LocalStore
@@ -241,8 +242,15 @@ class Build:
     # Start -----------------------------------------------------------------------------------------------------------
 
     def start(self) -> None:
-        """Publish new prompt shards and their index, after which jobs may run."""
+        """Check what the build needs of this host, then publish new prompt shards and their index."""
+        preflight(needs(self.config, self.index, self.missing_rows(), self.store), self.config, self.store)
         current_index(self.config, self.store, write=True)
+
+    def missing_rows(self) -> dict[str, int]:
+        """Rows of the shards whose completions or hidden states are still to be made, by stage."""
+        rows = {shard.name: shard.rows for shard in self.index.shards}
+        places = {"generate": self.completions, "extract": self.hidden}
+        return {stage: sum(rows[s] for s in rows if self.absent(place(s))) for stage, place in places.items()}
 
 
 def current_index(config: Config, store: LocalStore, *, write: bool) -> Index:
@@ -298,4 +306,14 @@ def _check_gpus(config: Config, gpus: int | None) -> None:
     if gpus < needed:
         raise UserError(
             f"A job needs {needed} GPUs (resources.train_gpus) but the limit is gpu={gpus}: raise one or lower the other."
+        )
+
+
+def check_triggers(triggers: Iterable[object]) -> None:
+    """Raise UserError unless modification time, which `ancient` switches off, is Snakemake's only rerun trigger."""
+    names = sorted(str(trigger) for trigger in triggers)
+    if names != ["mtime"]:
+        raise UserError(
+            "Snakemake's rerun triggers must be `mtime` alone, or it would replan finished shards: use a profile of this "
+            f"repository or pass `--rerun-triggers mtime`; now they are {', '.join(names)}."
         )

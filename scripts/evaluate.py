@@ -5,7 +5,7 @@ from draftmill.job import Job, run
 
 def main(job: Job) -> None:
     with job.gpus() as lease:
-        from draftmill.stages.evaluate import evaluate_checkpoint
+        from draftmill.stages.assemble import evaluate_checkpoint
 
         evaluate_checkpoint(
             job.config,

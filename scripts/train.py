@@ -5,7 +5,7 @@ from draftmill.job import Job, run
 
 def main(job: Job) -> None:
     with job.gpus() as lease:
-        from draftmill.stages.train import train_drafter
+        from draftmill.stages.assemble import train_drafter
 
         train_drafter(
             job.config,

@@ -17,6 +17,9 @@ from draftmill.gpu.policy import GatePolicy
 from draftmill.gpu.record import GpuRecord, Verdict
 
 if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.table import Column
+
     from draftmill.gpu.reclaim import Outcome, Plan
 
 _CONFIG = Path("config/config.yaml")
@@ -90,11 +93,10 @@ def _note(text: str) -> None:
 
 
 def _show(verdict: Verdict) -> None:
-    from rich.console import Console
     from rich.table import Table
 
-    console = Console()
-    table = Table("GPU", "name", "used", "processes", "verdict", "reasons", box=None)
+    console = _console()
+    table = Table(_whole("GPU"), "name", "used", "processes", "verdict", "reasons", box=None)
     for record in verdict.gpus:
         why = "; ".join(f"{r.code}: {r.detail}" for r in record.reasons)
         style = _STYLES[record.verdict]
@@ -103,6 +105,19 @@ def _show(verdict: Verdict) -> None:
     if verdict.gpus:
         console.print(table)
     console.print(_summary(verdict), style=_STYLES[verdict.verdict], markup=False, highlight=False)
+
+
+def _console() -> "Console":
+    from rich.console import Console
+
+    # Where nobody looks, lines are for a program or a log: as wide as they need to be.
+    return Console(width=None if sys.stdout.isatty() else 240)
+
+
+def _whole(title: str) -> "Column":
+    from rich.table import Column
+
+    return Column(title, no_wrap=True, min_width=40)
 
 
 def _summary(verdict: Verdict) -> str:
@@ -175,18 +190,17 @@ def gpus(context: typer.Context, config: Config = None) -> None:
 
 
 def _show_gpus(policy: GatePolicy) -> None:
-    from rich.console import Console
     from rich.table import Table
 
     from draftmill.gpu import lease as leases
 
     folder = leases.lock_dir(policy.lock_dir)
     verdict = check(policy.model_copy(update={"settle_samples": 1}))
-    table = Table("GPU", "used", "lease", "run", "stage", "shard", "verdict", box=None)
+    table = Table(_whole("GPU"), "used", "lease", "run", "stage", "shard", "verdict", box=None)
     for record in verdict.gpus:
         holder = _holder(leases.current(folder, record.uuid))
         table.add_row(record.uuid, _used(record), *holder, _state(record))
-    console = Console()
+    console = _console()
     if verdict.gpus:
         console.print(table)
     else:

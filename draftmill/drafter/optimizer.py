@@ -44,12 +44,13 @@ class MasterAdamW:
 
     def step(self, learning_rate: float, clip_norm: float) -> float:
         """Update all parameters once, clear the gradients, and return the gradient norm before clipping."""
-        norm = float(nn.utils.clip_grad_norm_(self._live.values(), clip_norm))
-        for group in self._adamw.param_groups:
-            group["lr"] = learning_rate
         for name, value in self._live.items():
             if self._masters[name] is not value:
                 self._masters[name].grad = None if value.grad is None else value.grad.float()
+                value.grad = None
+        norm = float(nn.utils.clip_grad_norm_(self._masters.values(), clip_norm))
+        for group in self._adamw.param_groups:
+            group["lr"] = learning_rate
         self._adamw.step()
         self._publish()
         return norm
@@ -60,8 +61,7 @@ class MasterAdamW:
             master = self._masters[name]
             if master is not value:
                 value.copy_(master)
-                master.grad = None
-            value.grad = None
+            master.grad = value.grad = None
 
     def state(self) -> dict[str, torch.Tensor]:
         """Masters, moments and step counts as named tensors: `master.<name>`, `exp_avg.<name>` and so on."""

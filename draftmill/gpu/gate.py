@@ -92,6 +92,7 @@ def lease(
     found = Search(policy, request, notify or _to_stderr).run()
     held = Lease(policy, found, found.verdict)
     try:
+        held._sign()
         yield held
     finally:
         held.release()
@@ -117,6 +118,8 @@ class Lease:
         self._folder = leases.lock_dir(policy.lock_dir) if found else Path()
         self._groups: list[Path] = []
         self._handed_over = False
+
+    def _sign(self) -> None:
         if self._record is not None:
             self._groups.append(groups.remember(self._folder, self._record, self._record.holder, "job"))
 

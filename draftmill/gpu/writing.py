@@ -55,10 +55,10 @@ def build_verdict(
     settle: SettleRecord | None = None,
     waited_s: float = 0.0,
 ) -> Verdict:
-    """The record of what was found; `began` is time.monotonic() at the start, in seconds, and
-    `waited_s` the part of it that was waiting.
+    """The record of what was found.
 
-    Free when at least `asked.gpus` GPUs are and nothing stands against the host; the record keeps the others' reasons.
+    `began` is time.monotonic() at the start, in seconds, and `waited_s` the part of it that was waiting. Free when at
+    least `asked.gpus` GPUs are and nothing stands against the host; the record keeps the others' reasons.
     """
     host = tuple(host)
     enough = not host and sum(gpu.verdict == "free" for gpu in gpus) >= max(1, asked.gpus)
@@ -76,7 +76,7 @@ def build_verdict(
         elapsed,
         requested=tuple(gpu.uuid for gpu in gpus),
         probe=facts.probe.record,
-        second_sensor=facts.second.record,
+        second_sensor=_compared(facts, gpus),
         gpus=gpus,
         settle=settle,
         waited_s=round(waited_s, 3),
@@ -86,6 +86,14 @@ def build_verdict(
         verdict=decide(reasons),
         reasons=reasons,
     )
+
+
+def _compared(facts: Facts, gpus: tuple[GpuRecord, ...]) -> SecondSensorRecord:
+    record = facts.second.record
+    if record.status != "ok":
+        return record
+    apart = any(r.code == "sensors_disagree" for gpu in gpus for r in gpu.reasons)
+    return record.model_copy(update={"agrees": not apart})
 
 
 def not_required(policy: GatePolicy, asked: Asked) -> Verdict:

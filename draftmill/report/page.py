@@ -20,7 +20,6 @@ from jinja2 import Environment, PackageLoader, StrictUndefined, Template
 from markupsafe import Markup
 from plotly.offline import get_plotlyjs
 
-from draftmill.audit.counts import Counts
 from draftmill.audit.text import visible
 from draftmill.report import plots, words
 from draftmill.report.inputs import Decoder, Run, Window, read_run
@@ -53,23 +52,13 @@ def build_report(
     input.
     """
     run = read_run(audits, train, evaluation, pilot)
-    pages = [(path.stem, os.path.relpath(path.with_suffix(".html"), output.parent)) for path in audits]
     text = _template().render(
-        headline=words.headline(run.evaluation),
-        meaning=_meaning(run),
-        found=run.evaluation,
+        **_acceptance(run),
+        **_data(run),
+        **_training(run.windows),
+        **_links(run, audits, audit_page, output.parent),
         steps=steps(run, counts, specs["train"]),
         bad=counts["bad"],
-        counts=run.audits.measurements.overall,
-        data_sources=run.audits.measurements.by_source,
-        tallies=_tallies(run.audits.measurements.overall),
-        short_tokens=SHORT_TOKENS,
-        set_page=os.path.relpath(audit_page, output.parent),
-        audit_pages=[(name, run.audits.rows[name], page) for name, page in sorted(pages)],
-        windows=run.windows,
-        epochs=_epochs(run.windows),
-        positions=_positions(run.evaluation.drafter, run.evaluation.prompt_lookup),
-        sources=_sources(run.evaluation.drafter, run.evaluation.prompt_lookup),
         fingerprints=[(stage, fingerprints[stage]) for stage in (*STAGES, "report")],
         settings=settings(specs),
         versions=versions(run, provenance),
@@ -110,22 +99,16 @@ def _template() -> Template:
     return environment.get_template("report.html.jinja")
 
 
-def _meaning(run: Run) -> str:
+def _acceptance(run: Run) -> dict[str, Any]:
+    found, overall = run.evaluation, run.audits.measurements.overall
     rows = sum(window.rows for window in run.windows)
-    return words.meaning(run.evaluation.drafter, rows, run.audits.measurements.overall.loss_tokens)
-
-
-def _tallies(counts: Counts) -> list[tuple[str, dict[str, int]]]:
-    return [("Finish reason", counts.finish), ("Thinking", counts.thinking), ("Rejected", counts.rejected)]
-
-
-def _epochs(windows: Sequence[Window]) -> list[dict[str, Any]]:
-    """One line an epoch of each window; `step` counts over all windows."""
-    return [
-        {"window": number, "step": window.steps_before + epoch.step, "scores": epoch}
-        for number, window in enumerate(windows)
-        for epoch in window.epochs
-    ]
+    return {
+        "headline": words.headline(found),
+        "meaning": words.meaning(found.drafter, rows, overall.loss_tokens),
+        "found": found,
+        "positions": _positions(found.drafter, found.prompt_lookup),
+        "sources": _sources(found.drafter, found.prompt_lookup),
+    }
 
 
 def _positions(drafter: Decoder, lookup: Decoder) -> list[dict[str, Any]]:
@@ -140,3 +123,32 @@ def _sources(drafter: Decoder, lookup: Decoder) -> list[dict[str, Any]]:
     return [
         {"name": name, "drafter": drafter.by_source.get(name), "lookup": lookup.by_source.get(name)} for name in names
     ]
+
+
+def _data(run: Run) -> dict[str, Any]:
+    counts = run.audits.measurements.overall
+    return {
+        "counts": counts,
+        "data_sources": run.audits.measurements.by_source,
+        "tallies": [("Finish reason", counts.finish), ("Thinking", counts.thinking), ("Rejected", counts.rejected)],
+        "short_tokens": SHORT_TOKENS,
+    }
+
+
+def _training(windows: Sequence[Window]) -> dict[str, Any]:
+    """The windows, and one line an epoch of each; its `step` counts over all windows."""
+    epochs = [
+        {"window": number, "step": window.steps_before + epoch.step, "scores": epoch}
+        for number, window in enumerate(windows)
+        for epoch in window.epochs
+    ]
+    return {"windows": windows, "epochs": epochs}
+
+
+def _links(run: Run, audits: Sequence[Path], audit_page: Path, start: Path) -> dict[str, Any]:
+    """The audits' pages by their place relative to the report's folder."""
+    pages = {path.stem: os.path.relpath(path.with_suffix(".html"), start) for path in audits}
+    return {
+        "set_page": os.path.relpath(audit_page, start),
+        "audit_pages": [(name, run.audits.rows[name], page) for name, page in sorted(pages.items())],
+    }

@@ -38,7 +38,7 @@ DARK = {
 """Light colour -> dark colour."""
 SPIKE = 0.1
 """Share of all answers from which the most common exact number of loss tokens is named in the plot."""
-_HEIGHT, _LABEL, _EPOCHS = 300, 26, 6
+_HEIGHT, _LABEL, _EPOCHS = 300, 26, 4
 
 
 def figures(counts: Counts, windows: Sequence[Window], drafter: Decoder, lookup: Decoder) -> dict[str, Any]:
@@ -136,6 +136,7 @@ def slots(window: Window) -> go.Figure:
         final = window.epochs[-1]
         _slot_line(figure, final.train.accuracy_by_position, f"train, epoch {final.epoch}", {"color": LOOKUP}, _EPOCHS)
     figure.update_xaxes(dtick=1 if window.shape["block_size"] <= 16 else None)
+    figure.update_layout(height=400)
     return figure
 
 
@@ -181,7 +182,7 @@ def positions(drafter: Sequence[Position], lookup: Sequence[Position]) -> go.Fig
 def sources(drafter: Mapping[str, Acceptance], lookup: Mapping[str, Acceptance]) -> go.Figure:
     """Acceptance length of both decoders by source, the sources from top to bottom."""
     names = sorted({*drafter, *lookup}, reverse=True)
-    figure = _figure("acceptance length: tokens a forward of the target", "")
+    figure = _figure("tokens a forward", "")
     for name, colour, groups, shift in (("drafter", DRAFTER, drafter, 0.12), ("prompt lookup", LOOKUP, lookup, -0.12)):
         places = [(row, groups[source]) for row, source in enumerate(names) if source in groups]
         lengths = [group.acceptance_length for _, group in places]

@@ -51,7 +51,8 @@ def headline(evaluation: Evaluation) -> list[str]:
         f"{percent(own.saved_share.mean)} of the target's forwards are saved: {number(own.target_forwards)} forwards "
         f"for {number(own.tokens)} tokens.",
         f"Prompt lookup, which needs no drafter, yields {lookup.acceptance_length.mean:.2f} tokens on the same prompts "
-        f"({bounds(lookup.acceptance_length)}) and saves {percent(lookup.saved_share.mean)}. {_versus(own, lookup)}",
+        f"({bounds(lookup.acceptance_length)}) and saves {percent(lookup.saved_share.mean)} of the forwards "
+        f"({share_bounds(lookup.saved_share)}). {_versus(own, lookup)}",
         _equality(evaluation),
     ]
 
@@ -95,7 +96,7 @@ def meaning(own: Acceptance, rows: int, loss_tokens: int) -> str:
     return (
         "An acceptance length of 1 means that no proposal is accepted and nothing is saved; "
         f"{own.acceptance_length.mean:.2f} is near that. This drafter learnt from {plural(rows, 'answer')} in a set of "
-        f"{plural(loss_tokens, 'loss token')}; useful drafters learn from hundreds of thousands of answers over "
-        "several epochs. So the figure shows that the whole path works, not what a drafter can do: more prompts, longer "
-        "answers and more epochs are what raises it."
+        f"{plural(loss_tokens, 'loss token')}; useful drafters learn from hundreds of thousands of answers. So the "
+        "figure shows that the whole path works, not what a drafter can do: more prompts, longer answers and more "
+        "epochs are what raises it."
     )

@@ -86,16 +86,15 @@ def train_window(
         )
     unseen = Rows(held_out, len(shape.taps), shape.hidden_size, config.max_length)
     trainer = Trainer(Drafter(shape).initialize(config.seed), embed, head, config, device)
-    before = _continue_from(previous, trainer)
     saved = journal / TRAINER_FILE
-    log = _resume(saved, trainer, provenance)
+    log = _resume(saved, trainer, provenance) or _start_from(previous, trainer)
     _Loop(trainer, rows, unseen, config, span, log, saved, dict(provenance), progress).run()
     result = {
         "rows": len(rows),
         "rows_without_anchor": rows.skipped,
         "held_out_rows": len(unseen),
         "steps": log.step,
-        "steps_before": before,
+        "steps_before": _steps_until(previous),
         "span": list(span),
         "curve": log.curve,
         "epochs": log.epochs,
@@ -109,24 +108,30 @@ def train_window(
     return result
 
 
-def _continue_from(previous: Path | None, trainer: Trainer) -> int:
-    """Load the window before and return how many steps the run has behind it."""
+def _steps_until(previous: Path | None) -> int:
+    """How many steps the run has behind it after the window before this one."""
     if previous is None:
         return 0
-    tensors, _ = load_trainer(previous / TRAINER_FILE)
-    trainer.optimizer.load(tensors)
     train = read_json(previous / TRAIN_FILE)
     return int(train["steps_before"]) + int(train["steps"])
 
 
-def _resume(saved: Path, trainer: Trainer, provenance: Mapping[str, Any]) -> _Log:
+def _resume(saved: Path, trainer: Trainer, provenance: Mapping[str, Any]) -> _Log | None:
+    """Go on from the journal; None if it holds nothing of this very job."""
     if not saved.exists():
-        return _Log()
+        return None
     tensors, state = load_trainer(saved)
     if state["provenance"] != dict(provenance):
-        return _Log()
+        return None
     trainer.optimizer.load(tensors)
     return _Log(**state["log"])
+
+
+def _start_from(previous: Path | None, trainer: Trainer) -> _Log:
+    """Begin the window with the drafter and optimiser of the one before, or as they are."""
+    if previous is not None:
+        trainer.optimizer.load(load_trainer(previous / TRAINER_FILE)[0])
+    return _Log()
 
 
 def _publish(output: Path, trainer: Trainer, target: Mapping[str, Any], result: Mapping[str, Any]) -> None:

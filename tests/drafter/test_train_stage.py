@@ -237,3 +237,10 @@ def test_two_ranks_take_the_steps_of_one(job, tmp_path):
         assert b["loss"] == pytest.approx(a["loss"], rel=1e-3)
     assert one["epochs"][-1]["held_out"]["blocks"] == two["epochs"][-1]["held_out"]["blocks"]
     assert load_drafter(tmp_path / "two", torch.float32, CPU).shape == job["shape"]
+
+
+def test_every_epoch_draws_its_own_blocks(make_shard, make_shape, head):
+    rows = Rows([make_shard("a", 8)], 3, 32, 99)
+    trainer = trainer_for(make_shape(), head)
+    losses = [trainer.step(rows, range(8), epoch, 0.0).loss for epoch in (0, 0, 1)]
+    assert losses[0] == losses[1] != losses[2]

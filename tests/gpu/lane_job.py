@@ -31,7 +31,7 @@ def use(held: gate.Lease, seconds: float) -> dict[str, Any]:
         assert child.stdout is not None
         seen = json.loads(child.stdout.readline())
         attested = held.attest()
-        child.communicate(timeout=60)
+        child.wait(timeout=seconds + 60)
     return {"cuda_uuids": seen, "attested": attested}
 
 

@@ -4,12 +4,14 @@ Usage: python tests/gpu/real_gate.py OUT_DIR
 
 Needs a driver, `pynvml`, pydantic, typer and rich; Snakemake for the lanes if it is there. Takes two to four minutes.
 Each step runs whatever became of the one before it. Writes OUT_DIR/results.json (steps, figures) and
-OUT_DIR/verdicts.jsonl (the verdict records); exits with 1 when a step failed.
+OUT_DIR/verdicts.jsonl (the verdict records), and those without identifiers as OUT_DIR/fixtures.jsonl; exits with 1
+when a step failed.
 """
 
 import contextlib
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -21,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
-sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
+sys.path[:0] = [str(ROOT)]
 os.environ["PYTHONPATH"] = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
 
 from draftmill.gpu import check as by_hand  # noqa: E402
@@ -29,7 +31,7 @@ from draftmill.gpu import gate, lease, pause, processes, reclaim  # noqa: E402
 from draftmill.gpu.policy import GatePolicy  # noqa: E402
 from draftmill.gpu.probe import probe  # noqa: E402
 from draftmill.gpu.record import Verdict  # noqa: E402
-from gpu.lanes import overlaps, results, run_lanes  # noqa: E402
+from tests.gpu.lanes import overlaps, results, run_lanes  # noqa: E402
 
 HOLDER = Path(__file__).with_name("cuda_holder.py")
 COMMAND = "import typer; from draftmill.commands import gpu; a = typer.Typer(); gpu.register(a); a()"
@@ -91,6 +93,19 @@ class Bench:
         (self.out / "results.json").write_text(json.dumps(document, indent=1) + "\n")
         lines = "".join(json.dumps(verdict) + "\n" for verdict in self.verdicts)
         (self.out / "verdicts.jsonl").write_text(lines)
+        (self.out / "fixtures.jsonl").write_text(self._without_names(lines))
+
+    def _without_names(self, text: str) -> str:
+        """The records fit for a repository: no identifiers of the host, its devices or its users."""
+        for number, uuid in enumerate(self.uuids):
+            text = text.replace(uuid, f"GPU-{number:08x}-0000-4000-8000-00000000000{number:x}")
+        text = text.replace(str(self.scratch), "/var/tmp/draftmill")
+        text = re.sub(r'"host": "[^"]*"', '"host": "gpu-host"', text)
+        text = text.replace(processes.boot_id() or "-", "00000000-0000-4000-8000-000000000000")
+        text = re.sub(r"(pid \d+) of [^:\"]+: [^\"]*?, (\d+ MiB|unknown memory)", r"\1 of user: holder, \2", text)
+        text = re.sub(r"(pid \d+) of [^,\"]+, run", r"\1 of user, run", text)
+        text = re.sub(r'"user": "[^"]*"', '"user": "user"', text)
+        return re.sub(r'"command": "[^"]*"', '"command": "holder"', text)
 
 
 @contextlib.contextmanager

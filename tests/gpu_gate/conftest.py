@@ -1,4 +1,4 @@
-"""A host with GPUs that are not there: a compiled NVML, a scripted nvidia-smi, and one file that says what they show."""
+"""A host with GPUs that are not there: a compiled NVML, a scripted nvidia-smi, one file that says what they show."""
 
 import os
 import shutil

@@ -37,8 +37,7 @@ def config(policy: GatePolicy, tmp_path: Path) -> Path:
 
 def run(config: Path, *arguments: str) -> "subprocess.CompletedProcess[str]":
     command = [sys.executable, "-c", MAIN, *arguments, "--config", str(config)]
-    environment = {**os.environ, "COLUMNS": "250"}
-    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=60, env=environment)
+    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
 
 
 def test_exit_statuses(host: Host, config: Path) -> None:

@@ -62,6 +62,7 @@ def test_one_clean_sample_suffices_when_idle(host: Host, policy: GatePolicy) -> 
     verdict = gate.sentinel(policy, "cuda", gpus=2, **JOB)
     assert verdict.settle is not None
     assert (verdict.settle.samples, verdict.requested) == (1, host.uuids)
+    assert (verdict.second_sensor.status, verdict.second_sensor.agrees) == ("ok", True)
 
 
 def test_a_level_above_idle_must_settle(host: Host, policy: GatePolicy) -> None:
@@ -348,13 +349,14 @@ def test_attest_knows_its_own_memory(host: Host, policy: GatePolicy, spawn: Spaw
 
 def test_a_foreign_rise_ends_what_we_started_and_says_who(host: Host, policy: GatePolicy, spawn: Spawn) -> None:
     stranger = detached()
-    with pytest.raises(gate.GpuBusy) as error, take(policy) as held:
+    with take(policy) as held:
         child = spawn("import time; time.sleep(600)", env={**os.environ, **held.environment()}, pass_fds=held.pass_fds)
         held.started(child.pid)
         host.process(0, child.pid, 9 * GIB)
         host.process(0, stranger, 5 * GIB)
         host.set(0, used=14 * GIB)
-        held.attest()
+        with pytest.raises(gate.GpuBusy) as error:
+            held.attest()
     (why,) = error.value.verdict.reasons
     assert (why.code, why.value) == ("foreign_process_after_launch", stranger)
     assert f"pid {stranger} of" in why.detail
@@ -365,9 +367,10 @@ def test_a_foreign_rise_ends_what_we_started_and_says_who(host: Host, policy: Ga
 
 
 def test_memory_that_rises_and_is_nobodys_is_foreign(host: Host, policy: GatePolicy) -> None:
-    with pytest.raises(gate.GpuBusy) as error, take(policy) as held:
+    with take(policy) as held:
         host.set(0, used=58 * GIB)
-        held.attest()
+        with pytest.raises(gate.GpuBusy) as error:
+            held.attest()
     assert codes(error) == {"foreign_memory_after_launch"}
     assert [r.value for r in error.value.verdict.reasons] == [59_392]
 
@@ -381,17 +384,19 @@ def test_in_a_container_a_rise_is_not_attributed(host: Host, policy: GatePolicy)
 
 
 def test_attest_does_not_trust_a_gpu_that_it_cannot_read(host: Host, policy: GatePolicy) -> None:
-    with pytest.raises(gate.GateRefused) as error, take(policy) as held:
+    with take(policy) as held:
         host.fault("fail nvmlDeviceGetHandleByIndex_v2 15 0")
-        held.attest()
+        with pytest.raises(gate.GateRefused) as error:
+            held.attest()
     assert error.value.verdict.verdict == "unknown"
 
 
 def test_a_retry_takes_another_gpu(host: Host, policy: GatePolicy) -> None:
-    with pytest.raises(gate.GpuBusy), take(policy) as held:
+    with take(policy) as held:
         assert held.uuids == (uuid_of(0),)
         host.set(0, used=58 * GIB)
-        held.attest()
+        with pytest.raises(gate.GpuBusy):
+            held.attest()
     with take(policy) as held:
         assert held.uuids == (uuid_of(1),)
 

@@ -2,10 +2,9 @@
 
 from pathlib import Path
 
-from gpu.lanes import overlaps, results, run_lanes
-
 from draftmill.gpu.policy import GatePolicy
 
+from ..gpu.lanes import overlaps, results, run_lanes
 from .conftest import Host, uuid_of
 
 

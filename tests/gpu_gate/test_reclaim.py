@@ -22,7 +22,7 @@ from draftmill.gpu import gate
 from draftmill.gpu.policy import GatePolicy
 policy = GatePolicy.model_validate_json(sys.argv[1])
 with gate.lease(policy, "cuda", gpus=1, run_id="dead-run", stage="extract", shard="s1") as held:
-    code = "import subprocess, sys, time; c = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)']); print(c.pid, flush=True); time.sleep(600)"
+    code = "import subprocess, time; print(subprocess.Popen(['sleep', '600']).pid, flush=True); time.sleep(600)"
     child = subprocess.Popen([sys.executable, "-c", code], env={**os.environ, **held.environment()},
                              pass_fds=held.pass_fds, start_new_session=True, stdout=subprocess.PIPE, text=True)
     held.started(child.pid)

@@ -94,7 +94,9 @@ def make_run(tmp_path: Path) -> Callable[..., RunFiles]:
             "held_out": 18,
             "duplicates": 4,
             "beyond_max_prompts": 1729,
-            "bad": {"broken_json": {"count": 2, "first": ["prompts.jsonl line 7: not JSON", "prompts.jsonl line 9: x"]}},
+            "bad": {
+                "broken_json": {"count": 2, "first": ["prompts.jsonl line 7: not JSON", "prompts.jsonl line 9: x"]}
+            },
         }
         names = [path.stem.removesuffix("-aud") for path in run.audits]
         run.specs = {

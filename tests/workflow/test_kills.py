@@ -1,0 +1,81 @@
+"""SIGKILL of Snakemake in the middle of each long stage: the next call finishes, and the store is as if undisturbed."""
+
+import json
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from draftmill.store.journal import Journal
+from draftmill.store.local import LocalStore
+from tests.tiny import Project
+
+pytestmark = pytest.mark.slow
+DEADLINE = 240.0
+
+
+def wait_for(true: Callable[[], bool], what: str) -> None:
+    end = time.monotonic() + DEADLINE
+    while not true():
+        assert time.monotonic() < end, f"{what} did not happen within {DEADLINE} s"
+        time.sleep(0.005)
+
+
+def jobs_of(folder: Path) -> list[int]:
+    """Pids of live processes whose command line names the project's folder."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        try:
+            line = (entry / "cmdline").read_bytes()
+            state = (entry / "stat").read_text().rpartition(")")[2].split()[0]
+        except (OSError, IndexError):
+            continue
+        if str(folder).encode() in line and state != "Z" and int(entry.name) != os.getpid():
+            found.append(int(entry.name))
+    return found
+
+
+def kill_when(project: Project, true: Callable[[], bool], what: str) -> None:
+    """Start a build, SIGKILL Snakemake alone once the condition holds, and see that its jobs end by themselves."""
+    log = (project.folder / "killed.log").open("ab")
+    build = subprocess.Popen(project.command(), cwd=project.folder, env=project.environment, stdout=log, stderr=log)
+
+    def ended_or_true() -> bool:
+        assert build.poll() is None, f"the build ended before {what}"
+        return true()
+
+    wait_for(ended_or_true, what)
+    os.kill(build.pid, signal.SIGKILL)
+    build.wait()
+    wait_for(lambda: not jobs_of(project.folder), "the end of the killed build's jobs")
+
+
+def unfinished(project: Project, stage: str) -> list[Path]:
+    """Journal folders of a stage that hold something."""
+    return [path for path in (project.folder / "build/journal" / stage).glob("*") if any(path.iterdir())]
+
+
+def test_killed_in_generate_extract_and_train(built: Project, tmp_path: Path) -> None:
+    # The target must be the same bytes, as it is a part of every name.
+    project = Project(tmp_path / "killed")
+    store = LocalStore(project.folder / "build")
+    progress = project.folder / "build/progress"
+
+    kill_when(project, lambda: bool(unfinished(project, "generate")), "a flushed row")
+    flushed = {path.name: len(Journal(store, f"journal/generate/{path.name}").rows()) for path in unfinished(project, "generate")}
+    assert any(flushed.values())
+    kill_when(project, lambda: any(progress.glob("extract/*.json")), "an extraction")
+    for name, rows in flushed.items():
+        beat = json.loads((progress / "generate" / f"{name}.json").read_text())
+        assert beat["resumed"] == rows, "every flushed row is kept and none is generated again"
+    kill_when(project, lambda: bool(unfinished(project, "train")), "a checkpoint inside training")
+    project.build()
+
+    assert project.objects().keys() == built.objects().keys()
+    different = [key for key, data in project.objects().items() if data != built.objects()[key]]
+    assert different == []
+    assert project.plan() == {}
