@@ -1,7 +1,7 @@
 """draftmill: prompts become completions, hidden states, a drafter and its measured acceptance.
 
-    snakemake --cores 4 --resources gpu=4     build
-    snakemake -n                              plan
+snakemake --cores 4 --resources gpu=4     build
+snakemake -n                              plan
 """
 
 from snakemake.exceptions import WorkflowError

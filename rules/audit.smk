@@ -1,33 +1,34 @@
 rule audit:
     input:
-        completions=lambda w: existing([build.completions(w.shard)]),
-        rejected=lambda w: existing([build.rejected(w.shard)]),
+        unpack(lambda w: inputs("audit", w.shard)),
     output:
-        json=at(build.audit("{shard}")),
-        page=report(at(build.audit_page("{shard}")), category="Audit"),
+        json=at(graph.audit("{shard}")),
+        page=report(at(graph.audit_page("{shard}")), category="Audit"),
     log:
         "logs/audit/{shard}.log",
+    priority: 50
     params:
         stage="audit",
-        name=lambda w: f"{w.shard}-{build.specs.fp['audit']}",
-        failed=lambda w: at(build.failed_audit(w.shard)),
-        provenance=lambda w: provenance("audit", completions=build.completions(w.shard)),
-    priority: 50
+        name=lambda w: f"{w.shard}-{fp['audit']}",
+        failed=lambda w: at(graph.failed_audit(w.shard)),
+        provenance=lambda w: provenance("audit", completions=graph.completions(w.shard)),
     script:
         "../scripts/audit.py"
 
 
 rule audit_set:
     input:
-        audits=existing(build.audit(shard) for shard in build.shards),
+        unpack(lambda w: inputs("audit_set")),
     output:
-        page=report(at(build.audit_set()), category="Audit"),
+        page=report(at(graph.audit_set()), category="Audit"),
     log:
         "logs/audit_set.log",
+    localrule: True
     params:
         stage="audit_set",
-        name="set",
-        provenance=provenance("audit_set", audits=[build.audit(shard) for shard in build.shards]),
-    localrule: True
+        name=fp["audit_set"],
+        provenance=provenance(
+            "audit_set", audits=[graph.audit(shard) for shard in graph.shards]
+        ),
     script:
         "../scripts/audit_set.py"

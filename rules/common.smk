@@ -1,5 +1,7 @@
 # One-line adapters between rules and the package.
 
+graph = build.graph
+fp = graph.specs.fp
 at = build.at
 
 
@@ -8,17 +10,22 @@ def existing(keys):
     return [ancient(at(key)) for key in keys]
 
 
-def sentinel(stage, name, output):
-    """The GPU job's sentinel: local and of this run only."""
-    return [ancient(path) for path in build.sentinel(stage, name, output)]
+def inputs(stage, name="0"):
+    """A job's inputs by name, its sentinel among them."""
+    gate = build.sentinel(stage, name) if stage in GPU_STAGES else None
+    drawn = {kind: existing(keys) for kind, keys in graph.inputs(stage, name).items()}
+    return drawn | ({"gpu": ancient(gate)} if gate else {})
 
 
-def provenance(stage, **inputs):
+def provenance(stage, **made_from):
     """What an object says of its making."""
-    return build.specs.provenance(stage, **inputs)
+    return graph.specs.provenance(stage, **made_from)
 
 
 def everything(_):
     """All results, after a look at settings that would replan finished work."""
     check_triggers(workflow.rerun_triggers)
-    return existing(build.results())
+    return existing(graph.results())
+
+
+GPU_STAGES = ("generate", "extract", "train", "evaluate")

@@ -1,20 +1,19 @@
 rule evaluate:
     input:
-        model=existing([build.drafter(build.last_window, "model.safetensors")]),
-        config=existing([build.drafter(build.last_window, "config.json")]),
-        held_out=existing(build.completions(shard) for shard in build.held_out),
-        gpu=sentinel("evaluate", "0", build.evaluation()),
+        unpack(lambda w: inputs("evaluate")),
     output:
-        result=at(build.evaluation()),
+        result=at(graph.evaluation()),
     log:
         "logs/evaluate.log",
-    params:
-        stage="evaluate",
-        name=build.specs.fp["evaluate"],
-        provenance=provenance("evaluate", drafter=build.drafter(build.last_window, "model.safetensors")),
+    priority: 40
     threads: build.config.resources.cpu_threads
     resources:
-        gpu=build.gpus("evaluate"),
-    priority: 40
+        gpu=graph.gpus("evaluate"),
+    params:
+        stage="evaluate",
+        name=fp["evaluate"],
+        provenance=provenance(
+            "evaluate", drafter=graph.drafter(graph.last_window, "model.safetensors")
+        ),
     script:
         "../scripts/evaluate.py"

@@ -1,20 +1,26 @@
-# One sentinel a GPU job. It asks for the same GPUs at a lower priority than every job, so that it runs just before its
-# own; it lives in this run only, and the job proves the GPU again under its lease.
+# One sentinel a GPU job. It waits for its job's inputs and asks for the same GPUs at a lower priority than every job,
+# so that it runs just before its own; it lives in this run only, and the job proves the GPU again under its lease.
+
+
+def job_inputs(w):
+    """What the sentinel's job reads and waits for."""
+    stage, _, name = w.job.partition("-")
+    return existing(key for keys in graph.inputs(stage, name).values() for key in keys)
 
 
 rule gpu_free:
     input:
-        lambda w: existing(build.sentinel_waits(w.job)),
+        job_inputs,
     output:
         temp(f".draftmill/gpu/{build.run_id}/{{job}}.json"),
     log:
         "logs/gpu_free/{job}.log",
+    priority: 0
+    resources:
+        gpu=lambda w: graph.gpus(w.job.partition("-")[0]),
     params:
         device=build.config.device,
         policy=build.config.gate.model_dump_json(),
-    resources:
-        gpu=lambda w: build.gpus(w.job.partition("-")[0]),
-    priority: 0
     shell:
         "draftmill sentinel --device {params.device} --gpus {resources.gpu} --job {wildcards.job}"
         " --policy {params.policy:q} --out {output:q} > {log:q} 2>&1"

@@ -1,22 +1,20 @@
 rule generate:
     input:
-        prompts=lambda w: existing(build.published_prompts(w.shard)),
-        pilot=lambda w: existing(build.before_generate(w.shard)),
-        gpu=lambda w: sentinel("generate", w.shard, build.completions(w.shard)),
+        unpack(lambda w: inputs("generate", w.shard)),
     output:
-        completions=at(build.completions("{shard}")),
-        rejected=at(build.rejected("{shard}")),
+        completions=at(graph.completions("{shard}")),
+        rejected=at(graph.rejected("{shard}")),
     log:
         "logs/generate/{shard}.log",
-    params:
-        stage="generate",
-        name=lambda w: f"{w.shard}-{build.specs.fp['generate']}",
-        shard=lambda w: w.shard,
-        prompts=lambda w: at(build.prompts(w.shard)),
-        provenance=lambda w: provenance("generate", prompts=w.shard),
+    priority: 10
     threads: build.config.resources.cpu_threads
     resources:
-        gpu=build.gpus("generate"),
-    priority: 10
+        gpu=graph.gpus("generate"),
+    params:
+        stage="generate",
+        name=lambda w: f"{w.shard}-{fp['generate']}",
+        shard=lambda w: w.shard,
+        prompts=lambda w: at(graph.prompts(w.shard)),
+        provenance=lambda w: provenance("generate", prompts=w.shard),
     script:
         "../scripts/generate.py"

@@ -1,23 +1,18 @@
 rule report:
     input:
-        audits=existing(build.audit(shard) for shard in build.shards),
-        train=existing(
-            build.drafter(window, "train.json") for window in range(len(build.windows))
-        ),
-        evaluation=existing([build.evaluation()]),
-        pilot=existing([build.pilot()]),
+        unpack(lambda w: inputs("report")),
     output:
-        page=report(at(build.report()), category="Report"),
+        page=report(at(graph.report()), category="Report"),
     log:
         "logs/report.log",
     localrule: True
     params:
         stage="report",
-        name=build.specs.fp["report"],
-        audit_page=build.audit_set(),
-        counts=build.specs.spec["report"]["counts"],
-        specs=build.specs.spec,
-        fingerprints=build.specs.fp,
-        provenance=provenance("report", evaluation=build.evaluation()),
+        name=fp["report"],
+        audit_page=graph.audit_set(),
+        counts=graph.specs.spec["report"]["counts"],
+        specs=graph.specs.spec,
+        fingerprints=fp,
+        provenance=provenance("report", evaluation=graph.evaluation()),
     script:
         "../scripts/report.py"

@@ -5,9 +5,7 @@ from draftmill.stages.pilot import measure_pilot
 
 
 def main(job: Job) -> None:
-    measure_pilot(
-        job.input("completions"), job.input("audit"), job.input("hidden"), job.output("pilot"), job.provenance
-    )
+    measure_pilot(job.input("completions"), job.input("hidden"), job.output("pilot"), job.provenance)
 
 
 run(snakemake, main)

@@ -103,7 +103,7 @@ def config_values(**changes: Any) -> dict[str, Any]:
         "evaluate": {"max_prompts": 3, "max_new_tokens": 8, "bootstrap": 50},
     }
     for section, change in changes.items():
-        values[section] = {**values[section], **change} if isinstance(change, dict) else change
+        values[section] = {**values.get(section, {}), **change} if isinstance(change, dict) else change
     return values
 
 
@@ -127,7 +127,15 @@ class Project:
         return {**kept, "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false", "HF_HUB_OFFLINE": "1"}
 
     def command(self, *arguments: str, gpus: str = "gpu=2") -> list[str]:
-        base = [sys.executable, "-m", "snakemake", "--snakefile", str(ROOT / "Snakefile"), "--directory", str(self.folder)]
+        base = [
+            sys.executable,
+            "-m",
+            "snakemake",
+            "--snakefile",
+            str(ROOT / "Snakefile"),
+            "--directory",
+            str(self.folder),
+        ]
         base += ["--configfile", str(self.folder / "config.yaml"), "--cores", "2"]
         return [*base, *(["--resources", gpus] if gpus else []), *arguments]
 

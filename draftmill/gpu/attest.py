@@ -45,7 +45,9 @@ def attest(before: GpuRecord, facts: Facts, ours: Collection[int], policy: GateP
     strangers = _strangers(before, device, facts.people, ours)
     if strangers:
         return Attested(before.uuid, "foreign", rose // MIB, None, tuple(strangers))
-    return _weigh(before.uuid, device, rose, ours, policy, own_pids)
+    # A number that only looks like one of ours may be another container's; it counts when it is believed.
+    mine = {pid for pid in ours if facts.people.get(pid, Person(believed=False)).believed}
+    return _weigh(before.uuid, device, rose, mine, policy, own_pids)
 
 
 def _strangers(before: GpuRecord, device: Device, people: Mapping[int, Person], ours: Collection[int]) -> list[Reason]:

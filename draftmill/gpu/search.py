@@ -150,6 +150,21 @@ class Search:
             raise
         return sorted(holds, key=lambda hold: hold.uuid)
 
+    def _serves(self, holds: list[Hold]) -> bool:
+        """Whether the GPUs are held by one server that this job may use, and are all of its GPUs."""
+        server = holds[0].server if holds else None
+        if server is None or server.spec != self._request.server_spec:
+            return False
+        same = all(hold.server is not None and hold.server.token == server.token for hold in holds)
+        return same and {hold.uuid for hold in holds} == set(server.uuids)
+
+    def _evict_all(self, holds: list[Hold], round_: _Round) -> bool:
+        for hold in holds:
+            if hold.server is not None and (stays := self._evict(hold, hold.server)):
+                round_.block(stays, passes_surely=False)
+                return False
+        return True
+
     def _served(self, uuid: str) -> bool:
         record = leases.read_record(leases.device_path(self._folder, uuid))
         return record is not None and Occupant(uuid, record).server
@@ -171,14 +186,14 @@ class Search:
         return not paused and not any(leases.is_held(leases.slot_path(self._folder, uuid)) for uuid in uuids)
 
     def _take_all(self, uuids: tuple[str, ...], round_: _Round) -> list[Hold]:
-        holds = [hold for uuid in sorted(uuids) if (hold := self._take_one(uuid, round_, keep_server=True))]
-        if len(holds) == len(uuids) and len({hold.server.token if hold.server else None for hold in holds}) == 1:
+        holds = [hold for uuid in sorted(uuids) if (hold := self._take_one(uuid, round_))]
+        if self._serves(holds):
             return holds
         _release(holds)
         return []
 
-    def _take_one(self, uuid: str, round_: _Round, keep_server: bool = False) -> Hold | None:
-        """The locks of one GPU, or None with the reason put down in `round_`."""
+    def _take_one(self, uuid: str, round_: _Round) -> Hold | None:
+        """The locks of one GPU (a server of ours keeps its own), or None with the reason put down in `round_`."""
         if pause.is_paused(self._folder, uuid):
             by = (pause.who(self._folder, uuid) or {}).get("by") or "somebody"
             round_.block(reason("paused", uuid, 1, f"paused by {by}"), passes_surely=True)
@@ -189,26 +204,21 @@ class Search:
             return None
         hold = Hold(uuid, slot)
         try:
-            return self._take_device(hold, round_, keep_server)
+            return self._take_device(hold, round_)
         except BaseException:
             hold.release()
             raise
 
-    def _take_device(self, hold: Hold, round_: _Round, keep_server: bool) -> Hold | None:
+    def _take_device(self, hold: Hold, round_: _Round) -> Hold | None:
         path = leases.device_path(self._folder, hold.uuid)
         hold.device = leases.try_lock(path)
         if hold.device is not None:
             return hold
         occupant = Occupant(hold.uuid, leases.read_record(path))
         if occupant.server and occupant.record is not None:
-            if keep_server or not self._request.evict:
-                hold.server = occupant.record
-                return hold
-            if (stays := self._evict(hold, occupant.record)) is None:
-                return hold
-            round_.block(stays, passes_surely=False)
-        else:
-            self._blocked(occupant, round_)
+            hold.server = occupant.record
+            return hold
+        self._blocked(occupant, round_)
         hold.release()
         return None
 
@@ -218,6 +228,7 @@ class Search:
             hold.device = leases.try_lock(leases.device_path(self._folder, hold.uuid))
         self._suspects.add(hold.uuid)
         if hold.device is not None:
+            hold.server = None
             return None
         detail = f"{Occupant(hold.uuid, record).describe()} did not leave"
         return reason("server_will_not_leave", hold.uuid, record.holder.pid, detail)
@@ -236,9 +247,13 @@ class Search:
             raise
 
     def _proven(self, holds: list[Hold], round_: _Round) -> Found | None:
-        record = self._sign(holds)
-        tenants = {h.uuid: servers.tenant(self._folder, h.server) for h in holds if h.server}
-        proof = prove(tuple(hold.uuid for hold in holds), tenants, self._policy, self._suspects)
+        record, proof = self._sign(holds), self._sample(holds)
+        if proof.free and self._request.evict and any(h.server for h in holds) and not self._serves(holds):
+            # Only now, with GPUs enough and the others proven: no server leaves for nothing.
+            if not self._evict_all(holds, round_):
+                _release(holds)
+                return None
+            record, proof = self._sign(holds), self._sample(holds)
         round_.facts = proof.facts
         if proof.free:
             return Found(holds, record, proof, self._verdict(proof, record))
@@ -249,6 +264,10 @@ class Search:
                 self._suspects.add(gpu.uuid)
                 self._refused[gpu.uuid] = gpu
         return None
+
+    def _sample(self, holds: list[Hold]) -> Proof:
+        tenants = {h.uuid: servers.tenant(self._folder, h.server) for h in holds if h.server}
+        return prove(tuple(hold.uuid for hold in holds), tenants, self._policy, self._suspects)
 
     def _sign(self, holds: list[Hold]) -> LeaseRecord:
         request, uuids = self._request, tuple(hold.uuid for hold in holds)

@@ -38,7 +38,7 @@ DARK = {
 """Light colour -> dark colour."""
 SPIKE = 0.1
 """Share of all answers from which the most common exact number of loss tokens is named in the plot."""
-_HEIGHT, _LABEL, _EPOCHS = 300, 26, 4
+_HEIGHT, _LABEL, _EPOCHS, _STEEP = 300, 26, 4, 4.0
 
 
 def figures(counts: Counts, windows: Sequence[Window], drafter: Decoder, lookup: Decoder) -> dict[str, Any]:
@@ -94,6 +94,9 @@ def loss(windows: Sequence[Window]) -> go.Figure:
         line={"color": LOOKUP, "dash": "dot"},
         marker_color=LOOKUP,
     )
+    # The first steps of fresh weights may lose ten times what later ones do, which would flatten all the rest.
+    if values and 0 < _STEEP * min(values) < max(values):
+        figure.update_yaxes(type="log", dtick="D2")
     return _with_windows(figure, windows)
 
 
@@ -225,7 +228,7 @@ def _label(text: str) -> str:
 
 def _figure(x: str, y: str, *, share: bool = False) -> go.Figure:
     axis = {"gridcolor": GRID, "linecolor": GRID, "zerolinecolor": GRID, "tickfont": {"color": DIM}, "fixedrange": True}
-    rising = {"tickformat": ".0%", "rangemode": "tozero"} if share else {}
+    rising = {"tickformat": ".1~%", "rangemode": "tozero"} if share else {}
     return go.Figure(
         layout=go.Layout(
             template="none",

@@ -6,7 +6,6 @@ the heartbeats of the pilot's jobs.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -17,8 +16,8 @@ from draftmill.schemas import COMPLETIONS, iterate_loss_masks, read_rows
 from draftmill.store.local import publishing
 
 
-def measure_pilot(completions: Path, audit: Path, hidden: Path, output: Path, provenance: Mapping[str, Any]) -> None:
-    """Publish the pilot's rows, tokens, loss tokens and bytes as JSON at `output`; `audit` is its passed audit."""
+def measure_pilot(completions: Path, hidden: Path, output: Path, provenance: Mapping[str, Any]) -> None:
+    """Publish the pilot's rows, tokens, loss tokens and bytes as JSON at `output`."""
     rows = read_rows(completions, COMPLETIONS)
     shard = HiddenShard(hidden)
     tokens, taps, width = shard.shape
@@ -32,7 +31,6 @@ def measure_pilot(completions: Path, audit: Path, hidden: Path, output: Path, pr
         "width": width,
         "completions_bytes": completions.stat().st_size,
         "hidden_bytes": hidden.stat().st_size,
-        "audit": json.loads(audit.read_text(encoding="utf-8"))["verdict"],
         "provenance": dict(provenance),
     }
     with publishing(output) as temporary:

@@ -2,8 +2,8 @@
 
 Usage: python tests/gpu/real_gate.py OUT_DIR
 
-Needs a driver, `pynvml`, pydantic, typer and rich; Snakemake for the lanes if it is there. Takes two to four minutes.
-Each step runs whatever became of the one before it. Writes OUT_DIR/results.json (steps, figures) and
+Needs a driver, nvidia-ml-py, pydantic, typer, rich and PyYAML; Snakemake for the lanes if it is there. Takes one to
+four minutes. Each step runs whatever became of the one before it. Writes OUT_DIR/results.json (steps, figures) and
 OUT_DIR/verdicts.jsonl (the verdict records), and those without identifiers as OUT_DIR/fixtures.jsonl; exits with 1
 when a step failed.
 """
@@ -36,7 +36,7 @@ from tests.gpu.lanes import overlaps, results, run_lanes  # noqa: E402
 HOLDER = Path(__file__).with_name("cuda_holder.py")
 COMMAND = "import typer; from draftmill.commands import gpu; a = typer.Typer(); gpu.register(a); a()"
 JOB: dict[str, Any] = {"run_id": "real-gate", "stage": "test", "shard": "s1"}
-GIB = 1 << 30
+_STEP_S = 100
 ORPHAN = """
 import os, subprocess, sys, time
 from draftmill.gpu import gate
@@ -75,6 +75,7 @@ class Bench:
 
     def step(self, name: str, work: Callable[["Bench"], Any]) -> None:
         began = time.monotonic()
+        signal.alarm(_STEP_S)
         try:
             detail, ok = work(self), True
         except BaseException as error:
@@ -83,6 +84,8 @@ class Bench:
                 self.keep(f"{name}: refused", error.verdict)
             if isinstance(error, KeyboardInterrupt):
                 raise
+        finally:
+            signal.alarm(0)
         record = {"step": name, "ok": ok, "seconds": round(time.monotonic() - began, 2), "detail": detail}
         self.steps.append(record)
         print(json.dumps(record)[:2000], flush=True)
@@ -367,9 +370,14 @@ STEPS: tuple[Callable[[Bench], Any], ...] = (
 )
 
 
+def _too_long(*_: object) -> None:
+    raise TimeoutError(f"a step took longer than {_STEP_S} s")
+
+
 def run(out: Path) -> list[dict[str, Any]]:
     """All steps; returns their records."""
     out.mkdir(parents=True, exist_ok=True)
+    signal.signal(signal.SIGALRM, _too_long)
     bench = Bench(out)
     if not bench.uuids:
         raise SystemExit(f"no GPU can be read here: {probe(30, only_list=True).record}")

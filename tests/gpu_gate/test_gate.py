@@ -378,7 +378,7 @@ def test_memory_that_rises_and_is_nobodys_is_foreign(host: Host, policy: GatePol
 def test_in_a_container_a_rise_is_not_attributed(host: Host, policy: GatePolicy) -> None:
     blind = policy.model_copy(update={"pid_namespace": "foreign"})
     with take(blind) as held:
-        host.process(0, 1, 9 * GIB)
+        host.process(0, os.getpid(), 9 * GIB)
         host.set(0, used=9 * GIB)
         assert held.attest()[uuid_of(0)]["state"] == "unattributed"
 

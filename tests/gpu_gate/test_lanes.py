@@ -2,12 +2,15 @@
 
 from pathlib import Path
 
+import pytest
+
 from draftmill.gpu.policy import GatePolicy
 
 from ..gpu.lanes import overlaps, results, run_lanes
 from .conftest import Host, uuid_of
 
 
+@pytest.mark.slow
 def test_jobs_of_one_build_run_on_different_gpus(host: Host, policy: GatePolicy, tmp_path: Path) -> None:
     host.show(4)
     host.set(1, ecc=2)
@@ -20,6 +23,7 @@ def test_jobs_of_one_build_run_on_different_gpus(host: Host, policy: GatePolicy,
     assert {uuid for job in jobs for uuid in job["uuids"]} <= {uuid_of(0), uuid_of(2), uuid_of(3)}
 
 
+@pytest.mark.slow
 def test_jobs_of_two_gpus_share_none(host: Host, policy: GatePolicy, tmp_path: Path) -> None:
     host.show(4)
     folder = tmp_path / "build"

@@ -3,7 +3,7 @@
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +32,7 @@ with gate.lease(policy, "cuda", gpus=1, run_id="dead-run", stage="extract", shar
 
 
 @pytest.fixture
-def dead_run(host: Host, policy: GatePolicy, spawn: Spawn) -> list[int]:
+def dead_run(host: Host, policy: GatePolicy, spawn: Spawn) -> Iterator[list[int]]:
     """The pids of a child and a grandchild whose run was killed; the child holds GPU 0."""
     launcher = spawn(JOB, policy.model_dump_json())
     assert launcher.stdout is not None
@@ -41,7 +41,9 @@ def dead_run(host: Host, policy: GatePolicy, spawn: Spawn) -> list[int]:
     host.set(0, used=58 * GIB)
     launcher.kill()
     launcher.wait()
-    return pids
+    left = [found for pid in pids if (found := processes.identify(pid)) is not None]
+    yield pids
+    assert processes.end(left, 0.1) == []
 
 
 @pytest.fixture

@@ -146,6 +146,26 @@ def test_any_other_job_asks_it_to_leave(
     assert f"asking server generate s1, pid {server.process.pid}" in said[0]
 
 
+def test_no_server_leaves_for_a_job_that_gets_too_few(
+    host: Host, policy: GatePolicy, serve: Callable[..., Started], tmp_path: Path
+) -> None:
+    server = serve()
+    host.set(1, ecc=4)
+    with pytest.raises(gate.GpuBusy), take(policy, gpus=2):
+        pass
+    with take(policy.model_copy(update={"expected_uuids": (uuid_of(1),), "max_ecc_uncorrected": 9})):
+        said: list[str] = []
+
+        def notify(text: str) -> None:
+            said.append(text)
+            raise KeyboardInterrupt
+
+        with pytest.raises(KeyboardInterrupt), take(policy, gpus=2, notify=notify):
+            pass
+    assert said[0].startswith("waiting for a GPU: " + uuid_of(1))
+    assert server.process.poll() is None
+
+
 def test_a_server_that_ignores_the_request_is_killed(
     host: Host, policy: GatePolicy, serve: Callable[..., Started], monkeypatch: pytest.MonkeyPatch
 ) -> None:

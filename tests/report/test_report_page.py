@@ -146,6 +146,15 @@ def test_windows_follow_one_another(make_run: Make) -> None:
     assert "588 rows in 3 windows, 2 epochs each" in page.text
 
 
+@pytest.mark.parametrize(("first", "kind"), [(95.0, "log"), (9.5, None)])
+def test_a_steep_start_does_not_flatten_the_loss_curve(make_run: Make, first: float, kind: str | None) -> None:
+    run = make_run()
+    value = json.loads(run.train[0].read_text())
+    value["curve"][0]["loss"] = first
+    run.train[0].write_text(json.dumps(value))
+    assert Page(run.build()).data("figures")["plot-loss"]["layout"]["yaxis"].get("type") == kind
+
+
 @pytest.mark.parametrize("count", [1, 30])
 def test_any_number_of_sources(make_run: Make, count: int) -> None:
     run = make_run(sources=[f"source-{number}" for number in range(count)])

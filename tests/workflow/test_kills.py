@@ -66,7 +66,10 @@ def test_killed_in_generate_extract_and_train(built: Project, tmp_path: Path) ->
     progress = project.folder / "build/progress"
 
     kill_when(project, lambda: bool(unfinished(project, "generate")), "a flushed row")
-    flushed = {path.name: len(Journal(store, f"journal/generate/{path.name}").rows()) for path in unfinished(project, "generate")}
+    flushed = {
+        path.name: len(Journal(store, f"journal/generate/{path.name}").rows())
+        for path in unfinished(project, "generate")
+    }
     assert any(flushed.values())
     kill_when(project, lambda: any(progress.glob("extract/*.json")), "an extraction")
     for name, rows in flushed.items():

@@ -150,15 +150,15 @@ def test_a_missing_limit_of_gpus_is_refused(project: Project, tmp_path: Path) ->
     (tmp_path / "config.yaml").write_text("cores: 1\nrerun-triggers: [mtime]\n")
     result = project.run("-n", "--workflow-profile", str(tmp_path), gpus="")
     assert result.returncode == 1
-    assert "No limit of GPUs is given" in result.stderr
-    assert "Traceback" not in result.stderr
+    assert "No limit of GPUs is given" in result.stdout + result.stderr
+    assert "Traceback" not in result.stdout + result.stderr
 
 
 def test_a_job_that_asks_for_more_gpus_than_there_are_is_refused(project: Project) -> None:
     project.configure(resources={"train_gpus": 4})
     result = project.run("-n", gpus="gpu=2")
     assert result.returncode == 1
-    assert "A job needs 4 GPUs (resources.train_gpus) but the limit is gpu=2" in result.stderr
+    assert "A job needs 4 GPUs (resources.train_gpus) but the limit is gpu=2" in result.stdout + result.stderr
 
 
 def test_other_rerun_triggers_are_refused(project: Project) -> None:
@@ -171,8 +171,8 @@ def test_a_misspelt_key_is_one_sentence(project: Project) -> None:
     project.configure(generate={"temprature": 0.1})
     result = project.run("-n")
     assert result.returncode == 1
-    assert "generate.temprature is not a known key" in result.stderr
-    assert "Traceback" not in result.stderr
+    assert "generate.temprature is not a known key" in result.stdout + result.stderr
+    assert "Traceback" not in result.stdout + result.stderr
 
 
 def test_the_cpu_gate_says_not_required(project: Project) -> None:
@@ -188,7 +188,11 @@ def test_no_sentinel_outlives_its_run(project: Project) -> None:
 
 def test_show_prints_what_an_object_was_made_from(project: Project) -> None:
     for path in sorted((project.folder / "build").rglob("*")):
-        if path.suffix not in (".parquet", ".safetensors", ".json") or "progress" in path.parts or path.name == "index.json":
+        if (
+            path.suffix not in (".parquet", ".safetensors", ".json")
+            or "progress" in path.parts
+            or path.name == "index.json"
+        ):
             continue
         command = ["draftmill", "show", str(path)]
         result = subprocess.run(command, capture_output=True, text=True, check=True, env=project.environment)
