@@ -19,7 +19,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from draftmill import layout
+from draftmill import __version__, layout
 from draftmill.config import Config, parse
 from draftmill.errors import UserError
 from draftmill.gpu import gate, processes
@@ -128,7 +128,7 @@ def versions() -> dict[str, str]:
     """Versions of what computes, for provenance."""
     from importlib.metadata import version
 
-    return {name: version(name) for name in ("draftmill", "torch", "transformers", "pyarrow")}
+    return {"draftmill": __version__, **{name: version(name) for name in ("torch", "transformers", "pyarrow")}}
 
 
 def run(snakemake: Any, main: Callable[[Job], None]) -> None:

@@ -1,5 +1,7 @@
 # One-line adapters between rules and the package.
 
+import sys
+
 graph = build.graph
 fp = graph.specs.fp
 at = build.at

@@ -19,8 +19,9 @@ rule gpu_free:
     resources:
         gpu=lambda w: graph.gpus(w.job.partition("-")[0]),
     params:
+        python=sys.executable,
         device=build.config.device,
         policy=build.config.gate.model_dump_json(),
     shell:
-        "draftmill sentinel --device {params.device} --gpus {resources.gpu} --job {wildcards.job}"
+        "{params.python:q} -m draftmill sentinel --device {params.device} --gpus {resources.gpu} --job {wildcards.job}"
         " --policy {params.policy:q} --out {output:q} > {log:q} 2>&1"

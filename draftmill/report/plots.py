@@ -96,7 +96,7 @@ def loss(windows: Sequence[Window]) -> go.Figure:
     )
     # The first steps of fresh weights may lose ten times what later ones do, which would flatten all the rest.
     if values and 0 < _STEEP * min(values) < max(values):
-        figure.update_yaxes(type="log", dtick="D2")
+        figure.update_yaxes(type="log", tickvals=[digit * 10**power for power in range(-2, 4) for digit in (1, 2, 5)])
     return _with_windows(figure, windows)
 
 
