@@ -9,7 +9,6 @@ def main(job: Job) -> None:
         audits=job.inputs("audits"),
         train=job.inputs("train"),
         evaluation=job.input("evaluation"),
-        pilot=job.input("pilot"),
         audit_page=job.store.path(job.param("audit_page")),
         counts=job.param("counts"),
         specs=job.param("specs"),

@@ -151,7 +151,7 @@ class Project:
 
     def build(self) -> None:
         result = self.run()
-        assert result.returncode == 0, result.stdout + result.stderr
+        assert result.returncode == 0, (result.stdout + result.stderr)[-3000:]
 
     def plan(self) -> dict[str, int]:
         """Jobs that a dry run would start, by rule, without `all` and the sentinels."""

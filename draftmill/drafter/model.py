@@ -178,8 +178,12 @@ class Drafter(nn.Module):
         self.rotary = Rotary(shape)
 
     @torch.no_grad()
-    def initialize(self, seed: int) -> Drafter:
-        """Draw fresh weights: normal with the shape's deviation, narrower where a residual is written."""
+    def initialize(self, seed: int, head: torch.Tensor | None = None) -> Drafter:
+        """Draw fresh weights: normal with the shape's deviation, narrower where a residual is written.
+
+        With the target's `head` [vocabulary, width] the final norm is set so that fresh logits have unit deviation;
+        a head of large rows would start far worse than an even guess, and norms move little in a short run.
+        """
         generator = torch.Generator().manual_seed(seed)
         residual = 1 / math.sqrt(2 * self.shape.num_layers)
         for name, weight in self.named_parameters():
@@ -189,6 +193,8 @@ class Drafter(nn.Module):
             scale = residual if name.endswith(("o_proj.weight", "down_proj.weight")) else 1.0
             drawn = torch.randn(weight.shape, generator=generator) * (self.shape.initializer_range * scale)
             weight.copy_(drawn)
+        if head is not None:
+            self.norm.weight.fill_(1 / float(torch.linalg.vector_norm(head, dim=1, dtype=torch.float32).mean()))
         return self
 
     def context(self, taps: torch.Tensor) -> torch.Tensor:

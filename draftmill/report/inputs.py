@@ -1,4 +1,4 @@
-"""What the report reads: the audits, each window's train.json, the evaluation and the pilot's record, as typed values.
+"""What the report reads: the audits, each window's train.json, and the evaluation, as typed values.
 
 Only what is shown is read, and unknown keys are let through, so that an older object still gives a page. The audits
 give their measurements alone: limits may change while the report, whose name they do not decide, stays.
@@ -123,21 +123,6 @@ class Window(Part):
     provenance: dict[str, Any]
 
 
-class Pilot(Part):
-    """Rows, tokens and bytes of the pilot shard."""
-
-    rows: int
-    prompt_tokens: int
-    output_tokens: int
-    loss_tokens: int
-    tokens: int
-    taps: int
-    width: int
-    completions_bytes: int
-    hidden_bytes: int
-    provenance: dict[str, Any]
-
-
 @dataclass(frozen=True, slots=True)
 class Audits:
     """The measurements of all shards together, each shard's number of answers, and the versions that measured them."""
@@ -155,15 +140,14 @@ class Run:
     audits: Audits
     windows: Sequence[Window]
     evaluation: Evaluation
-    pilot: Pilot
 
 
-def read_run(audits: Sequence[Path], train: Sequence[Path], evaluation: Path, pilot: Path) -> Run:
+def read_run(audits: Sequence[Path], train: Sequence[Path], evaluation: Path) -> Run:
     """Read a run's objects. Raises UserError for one that is missing, damaged, or of another kind."""
     if not train:
         raise UserError("The report needs the train.json of at least one window: build the drafter first.")
     windows = sorted((_read(path, Window) for path in train), key=lambda window: window.steps_before)
-    return Run(_audits(audits), windows, _read(evaluation, Evaluation), _read(pilot, Pilot))
+    return Run(_audits(audits), windows, _read(evaluation, Evaluation))
 
 
 def _audits(paths: Sequence[Path]) -> Audits:

@@ -36,7 +36,6 @@ def build_report(
     audits: Sequence[Path],
     train: Sequence[Path],
     evaluation: Path,
-    pilot: Path,
     audit_page: Path,
     counts: Mapping[str, Any],
     specs: Mapping[str, Mapping[str, Any]],
@@ -51,7 +50,7 @@ def build_report(
     of the source records (prompts/scan.py), `specs` and `fingerprints` are by stage. Raises UserError for a damaged
     input.
     """
-    run = read_run(audits, train, evaluation, pilot)
+    run = read_run(audits, train, evaluation)
     text = _template().render(
         **_acceptance(run),
         **_data(run),

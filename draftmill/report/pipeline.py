@@ -73,16 +73,10 @@ def _audited(run: Run) -> Step:
 
 
 def _hidden(run: Run) -> Step:
-    pilot = run.pilot
-    return Step(
-        "Hidden states",
-        size(pilot.hidden_bytes / max(pilot.tokens, 1)),
-        "a token",
-        [
-            f"{plural(pilot.taps, 'tap')} of width {number(pilot.width)}",
-            f"pilot shard: {plural(pilot.rows, 'row')}, {plural(pilot.tokens, 'token')}, {size(pilot.hidden_bytes)}",
-        ],
-    )
+    shape = run.windows[-1].shape
+    taps, width = len(shape["taps"]), int(shape["hidden_size"])
+    lines = [f"{plural(taps, 'tap')} of width {number(width)}, bfloat16"]
+    return Step("Hidden states", size(taps * width * 2), "a token", lines)
 
 
 def _drafter(windows: Sequence[Window]) -> Step:

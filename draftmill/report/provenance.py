@@ -44,7 +44,6 @@ def versions(run: Run, own: Mapping[str, Any]) -> tuple[list[str], list[tuple[st
     """Package names, and for each stage the versions that made its objects; several where they differ."""
     made: list[tuple[str, Sequence[Mapping[str, Any]]]] = [
         ("audit", run.audits.provenance),
-        ("pilot", [run.pilot.provenance]),
         ("train", [window.provenance for window in run.windows]),
         ("evaluate", [run.evaluation.provenance]),
         ("report", [own]),

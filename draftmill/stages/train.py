@@ -85,7 +85,7 @@ def train_window(
             f"train.max_length = {config.max_length} tokens, so there is nothing to train on."
         )
     unseen = Rows(held_out, len(shape.taps), shape.hidden_size, config.max_length)
-    trainer = Trainer(Drafter(shape).initialize(config.seed), embed, head, config, device)
+    trainer = Trainer(Drafter(shape).initialize(config.seed, head), embed, head, config, device)
     saved = journal / TRAINER_FILE
     log = _resume(saved, trainer, provenance) or _start_from(previous, trainer)
     _Loop(trainer, rows, unseen, config, span, log, saved, dict(provenance), progress).run()

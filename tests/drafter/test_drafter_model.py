@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from draftmill.drafter.contract import checkpoint_config, tensor_shapes
 from draftmill.drafter.masks import block_mask, row_mask
-from draftmill.drafter.model import ContextCache, block_ids
+from draftmill.drafter.model import ContextCache, Drafter, block_ids
 
 WIDTH, TAPS, SIZE = 32, 3, 4
 
@@ -181,3 +181,11 @@ def test_the_reference_package_computes_the_same(make_drafter, target_config, sh
         )
         ours = drafter(given_.taps, given_.blocks, given_.anchors)[:, number]
         torch.testing.assert_close(ours @ head.T, theirs @ head.T, atol=1e-4, rtol=0)
+
+
+def test_fresh_logits_have_unit_deviation_whatever_the_heads_scale(make_shape):
+    for scale in (0.01, 1.0, 30.0):
+        head = scale * torch.randn(50, WIDTH, generator=torch.Generator().manual_seed(1))
+        drafter, given_ = Drafter(make_shape()).initialize(0, head), batch()
+        logits = drafter(given_.taps, given_.blocks, given_.anchors) @ head.T
+        assert 0.7 < float(logits.detach().std()) < 1.4

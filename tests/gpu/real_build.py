@@ -31,7 +31,8 @@ def build(kind: str, gpus: int, out: Path) -> dict[str, Any]:
     seconds = time.monotonic() - began
     (out / f"{kind}.log").write_text(result.stdout[-60000:] + result.stderr[-20000:])
     if result.returncode:
-        shutil.make_archive(str(out / f"{kind}-logs"), "gztar", folder / "logs")
+        if (folder / "logs").exists():
+            shutil.make_archive(str(out / f"{kind}-logs"), "gztar", folder / "logs")
         return {"failed": result.returncode, "seconds": seconds}
     sentinels = [json.loads(path.read_text()) for path in sorted((folder / "logs/gpu_free").glob("*.log"))]
     evaluation = json.loads(next((folder / "build/eval").glob("*.json")).read_text())

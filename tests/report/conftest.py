@@ -1,4 +1,4 @@
-"""A run's objects as the stages leave them, of any size: audits, train.json by window, evaluation, pilot, specs."""
+"""A run's objects as the stages leave them, of any size: audits, train.json by window, evaluation, specs."""
 
 from __future__ import annotations
 
@@ -45,10 +45,6 @@ class RunFiles:
     def evaluation_path(self) -> Path:
         return self.store / "eval/e.json"
 
-    @property
-    def pilot_path(self) -> Path:
-        return self.store / "pilot/p.json"
-
     def build(self, name: str = "r") -> str:
         """Build the report and return its text."""
         write(self.evaluation_path, self.evaluation)
@@ -57,7 +53,6 @@ class RunFiles:
             audits=self.audits,
             train=self.train,
             evaluation=self.evaluation_path,
-            pilot=self.pilot_path,
             audit_page=self.store / "audits/set-5e7.html",
             counts=self.counts,
             specs=self.specs,
@@ -87,7 +82,6 @@ def make_run(tmp_path: Path) -> Callable[..., RunFiles]:
         run.audits = [_audit(run.store, f"{number:012x}-aud", sources, number) for number in range(1, shards + 1)]
         run.train = [_window(run.store, number, epochs) for number in range(windows)]
         run.evaluation = _evaluation(sources)
-        write(run.pilot_path, _pilot())
         run.counts = {
             "read": 1951,
             "train": 198,
@@ -202,22 +196,6 @@ def _answer(made: random.Random, source: str, tokens: int, choices: Sequence[int
         accepted.append(min(made.choice(choices), tokens - done - 1))
         done += accepted[-1] + 1
     return Answer(source, tokens, accepted)
-
-
-def _pilot() -> dict[str, Any]:
-    return {
-        "rows": 71,
-        "prompt_tokens": 4521,
-        "output_tokens": 3175,
-        "loss_tokens": 3175,
-        "tokens": 7696,
-        "taps": 3,
-        "width": 576,
-        "completions_bytes": 23150,
-        "hidden_bytes": 26641240,
-        "audit": "pass",
-        "provenance": provenance("pilot"),
-    }
 
 
 class Page(HTMLParser):

@@ -191,11 +191,11 @@ def test_no_held_out_score_and_no_bad_record(make_run: Make) -> None:
     assert [trace["name"] for trace in page.data("figures")["plot-slots"]["data"]] == ["train, epoch 3"]
 
 
-@pytest.mark.parametrize("name", ["evaluation", "pilot", "train", "audit"])
+@pytest.mark.parametrize("name", ["evaluation", "train", "audit"])
 @pytest.mark.parametrize("text", ["{", "{}", "[]"])
 def test_a_damaged_input_is_named_in_one_sentence(make_run: Make, name: str, text: str) -> None:
     run = make_run()
-    paths = {"evaluation": run.evaluation_path, "pilot": run.pilot_path, "train": run.train[0], "audit": run.audits[0]}
+    paths = {"evaluation": run.evaluation_path, "train": run.train[0], "audit": run.audits[0]}
     if name == "evaluation":
         run.evaluation = json.loads(text) if text != "{" else {}
     else:
