@@ -31,7 +31,7 @@ SPEC_VERSIONS: Mapping[str, int] = {
 
 # Keys of a section that leave its output's bytes alone.
 _GENERATE_FREE = {"flush_rows", "flush_seconds"}
-_TRAIN_FREE = {"save_every"}
+_TRAIN_FREE = {"save_every", "micro_batch_rows"}
 
 
 @dataclass(frozen=True, slots=True)

@@ -153,7 +153,7 @@ def _window(store: Path, number: int, epochs: int) -> Path:
         "span": [0.0, 1.0],
         "curve": curve,
         "epochs": scored,
-        "shape": {"num_layers": 2, "block_size": 8},
+        "shape": {"num_layers": 2, "block_size": 8, "taps": [2, 9, 16], "hidden_size": 576},
         "provenance": provenance("train"),
     }
     return write(store / f"drafter/t/window-{number}/train.json", value)

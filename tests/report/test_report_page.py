@@ -31,7 +31,7 @@ def test_every_number_of_the_inputs_is_said(make_run: Make) -> None:
     page = Page(run.build())
     own, lookup = run.evaluation["drafter"], run.evaluation["prompt_lookup"]
     expected = ["1,951", "198 to train on", "18 held out", "4 exact duplicates", "1,729 beyond", "2 bad: broken json"]
-    expected += ["prompts.jsonl line 9", "7,696 tokens", "26.6 MB", "3 taps of width 576", "3.5 kB", "195 rows"]
+    expected += ["prompts.jsonl line 9", "3 taps of width 576", "3.5 kB", "195 rows"]
     expected += [f"{run.evaluation['prompts']} held-out prompts", "16 of 16"]
     for decoder in (own, lookup):
         for value in (decoder["acceptance_length"], *(g["acceptance_length"] for g in decoder["by_source"].values())):
