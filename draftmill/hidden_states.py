@@ -12,7 +12,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -70,12 +70,12 @@ class HiddenShard:
         """Raises UserError if the file is missing, damaged, or not a hidden-state shard."""
         self.path = path
         try:
-            self._file = safe_open(path, framework="pt")
-            metadata = json.loads((self._file.metadata() or {})[_METADATA_KEY])
-            self.offsets: torch.Tensor = self._file.get_tensor("offsets")
-            self.input_ids: torch.Tensor = self._file.get_tensor("input_ids")
-            self.loss_mask: torch.Tensor = self._file.get_tensor("loss_mask")
-            self._hidden = self._file.get_slice("hidden")
+            file: Any = cast(Any, safe_open)(path, framework="pt")
+            metadata = json.loads((file.metadata() or {})[_METADATA_KEY])
+            self.offsets: torch.Tensor = file.get_tensor("offsets")
+            self.input_ids: torch.Tensor = file.get_tensor("input_ids")
+            self.loss_mask: torch.Tensor = file.get_tensor("loss_mask")
+            self._hidden = file.get_slice("hidden")
         except (SafetensorError, OSError, KeyError, ValueError) as error:
             raise UserError(f"{path} is not a readable hidden-state shard: {error}.") from None
         self.keys = [RowKey(*key) for key in metadata["rows"]]

@@ -10,7 +10,7 @@ import os
 import socket
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from types import TracebackType
 from typing import Any
 
@@ -58,11 +58,11 @@ class Heartbeat:
         self._resumed = done
         self.advance(done)
 
-    def advance(self, units: int, tokens: int = 0, **facts: Any) -> None:
+    def advance(self, units: int, tokens: int = 0, facts: Mapping[str, Any] | None = None) -> None:
         """Add finished units and their tokens; `facts` are further fields of the heartbeat."""
         self.done += units
         self.tokens += tokens
-        self._fields.update(facts)
+        self._fields.update(facts or {})
         now = self._clock()
         if self._bar is not None:
             self._bar.update(self._task, completed=self.done)

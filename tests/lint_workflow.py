@@ -1,6 +1,5 @@
 """Run `snakemake --lint` on the real Snakefile and pass what does not apply here, each by name and with its reason."""
 
-import subprocess
 import sys
 import tempfile
 from pathlib import Path

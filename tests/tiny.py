@@ -21,8 +21,21 @@ TEMPLATE = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
-NOUNS = "river bridge market engine garden letter window planet bottle castle orange lantern".split()
-VERBS = "describe compare explain count sort invent praise doubt measure draw".split()
+NOUNS = [
+    "river",
+    "bridge",
+    "market",
+    "engine",
+    "garden",
+    "letter",
+    "window",
+    "planet",
+    "bottle",
+    "castle",
+    "orange",
+    "lantern",
+]
+VERBS = ["describe", "compare", "explain", "count", "sort", "invent", "praise", "doubt", "measure", "draw"]
 
 
 def make_tokenizer(folder: Path) -> Any:

@@ -15,7 +15,7 @@ ConfigFile = Annotated[Path, typer.Option("--configfile", help="The configuratio
 
 
 def register(app: typer.Typer) -> None:
-    """Add `fetch`, `index` and `show`, and `sentinel` for the build's own use."""
+    """Add `fetch`, `index`, `show`, `summary` and `reference`, and `sentinel` for the build's own use."""
 
     @app.command()
     def fetch(
@@ -47,6 +47,27 @@ def register(app: typer.Typer) -> None:
         from draftmill.provenance import read
 
         typer.echo(json.dumps(read(file), indent=2, ensure_ascii=False))
+
+    @app.command()
+    def summary(configfile: ConfigFile = _CONFIG) -> None:
+        """Say in a few lines what a finished build measured and where to look."""
+        from draftmill.summary import lines
+
+        for line in lines(configfile):
+            typer.echo(line)
+
+    @app.command()
+    def reference(
+        write: Annotated[bool, typer.Option("--write", help="Write config/README.md and config/schema.json.")] = False,
+    ) -> None:
+        """Print the reference of every configuration key, made from the typed configuration."""
+        from draftmill.reference import markdown, schema
+
+        if not write:
+            typer.echo(markdown())
+            return
+        Path("config/README.md").write_text(markdown(), encoding="utf-8")
+        Path("config/schema.json").write_text(schema(), encoding="utf-8")
 
     @app.command(hidden=True)
     def sentinel(

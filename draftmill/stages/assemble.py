@@ -58,7 +58,7 @@ def train_drafter(
         if beat is None:
             beat = heartbeat(total, "steps").__enter__()
             beat.resume(done - 1)
-        beat.advance(done - beat.done, **facts)
+        beat.advance(done - beat.done, 0, dict(facts))
 
     try:
         train_window(

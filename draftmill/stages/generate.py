@@ -96,7 +96,7 @@ class Attempts:
             row |= {"output_ids": list(result.output_ids), "finish_reason": result.finish_reason}
         self._take(row)
         self._unflushed.append(row)
-        self._heartbeat.advance(int(fault is None), len(row.get("output_ids", ())), failures=len(self.failures))
+        self._heartbeat.advance(int(fault is None), len(row.get("output_ids", ())), {"failures": len(self.failures)})
         due = time.monotonic() - self._flushed >= self._config.flush_seconds
         if due or len(self._unflushed) >= self._config.flush_rows:
             self._flush()

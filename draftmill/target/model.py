@@ -131,7 +131,7 @@ class Tapped:
         self._run(
             lambda: self.model(input_ids=ids, position_ids=positions, use_cache=False, logits_to_keep=1), stop=True
         )
-        return list(self._stacked().split([len(row) for row in rows]))
+        return list(torch.split(self._stacked(), [len(row) for row in rows]))
 
     @torch.inference_mode()
     def states_and_logits(self, row: Sequence[int]) -> tuple[torch.Tensor, torch.Tensor]:

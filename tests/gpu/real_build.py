@@ -18,7 +18,7 @@ from typing import Any
 
 sys.path[:0] = [str(Path(__file__).resolve().parents[2])]
 
-from tests.tiny import Project, make_target
+from tests.tiny import Project, make_target  # noqa: E402
 
 
 def build(kind: str, gpus: int, out: Path) -> dict[str, Any]:
@@ -30,7 +30,9 @@ def build(kind: str, gpus: int, out: Path) -> dict[str, Any]:
     began = time.monotonic()
     command = [*project.command(gpus=f"gpu={gpus}"), "--cores", "8"]
     with (out / f"{kind}.log").open("wb") as log:
-        status = subprocess.run(command, cwd=folder, env=project.environment, stdout=log, stderr=log, check=False).returncode
+        status = subprocess.run(
+            command, cwd=folder, env=project.environment, stdout=log, stderr=log, check=False
+        ).returncode
     seconds = time.monotonic() - began
     if status:
         if (folder / "logs").exists():

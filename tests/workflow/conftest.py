@@ -14,7 +14,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Project:
     return project
 
 
-@pytest.fixture()
+@pytest.fixture
 def project(built: Project) -> Iterator[Project]:
     """The built project; whatever a test changes in configuration and prompts is undone."""
     kept = {path: path.read_bytes() for path in (built.folder / "config.yaml", built.folder / "prompts.jsonl")}

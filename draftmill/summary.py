@@ -1,0 +1,39 @@
+"""What a finished build measured, in a few lines for a terminal."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from draftmill import config as configuration
+from draftmill.errors import UserError
+from draftmill.graph import Graph
+from draftmill.store.local import LocalStore
+from draftmill.workflow import current_index, specs_of
+
+
+def lines(configfile: Path) -> list[str]:
+    """The lines for one configuration. Raises UserError if its evaluation is not in the store."""
+    config = configuration.load(configfile)
+    store = LocalStore(Path(config.store))
+    index = current_index(config, store, write=False)
+    graph = Graph(config, index, specs_of(config, index), frozenset(store.list()))
+    if graph.wanted("evaluate", "0"):
+        raise UserError(f"{store.url} has no evaluation for {configfile}: build first with snakemake.")
+    result = json.loads(store.get(graph.evaluation()))
+    return [
+        f"drafter        {store.path(graph.drafter(graph.last_window, 'model.safetensors'))}",
+        f"acceptance     {_length(result['drafter'])}",
+        f"prompt lookup  {_length(result['prompt_lookup'])}",
+        f"same text      {result['identical']} of {result['prompts']} held-out answers equal the target's own, token for token",
+        f"report         {store.path(graph.report())}",
+    ]
+
+
+def _length(measured: dict[str, Any]) -> str:
+    length, saved = measured["acceptance_length"], measured["saved_share"]
+    return (
+        f"{length['mean']:.2f} tokens a target forward ({length['low']:.2f} to {length['high']:.2f}), "
+        f"{saved['mean']:.0%} of the target's forwards saved"
+    )
