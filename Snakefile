@@ -13,7 +13,10 @@ from draftmill.workflow import Build, check_triggers
 min_version("9.27")
 
 
-configfile: "config/config.yaml"
+# A file given on the command line stands alone: Snakemake would mix it, key by key, into the demo's.
+if not workflow.overwrite_configfiles:
+
+    configfile: "config/config.yaml"
 
 
 try:

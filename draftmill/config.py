@@ -23,7 +23,7 @@ Share = float
 class Section(BaseModel):
     """A frozen part of the configuration that refuses unknown keys."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
 
 class TargetConfig(Section):
@@ -227,7 +227,13 @@ class ResourcesConfig(Section):
     """What a job may use on this host."""
 
     cpu_threads: int = Field(1, gt=0, description="Threads of a job when device is cpu.")
+    cpu_threads_alone: int = Field(
+        1, gt=0, description="Threads of training and evaluation when device is cpu; they run alone at the end."
+    )
     train_gpus: int = Field(1, gt=0, description="GPUs of the training job.")
+    gpu_retries: int = Field(
+        1, ge=0, description="Times a failed GPU job is started again, on another GPU if its own turned busy or sick."
+    )
 
 
 class Config(Section):
@@ -271,7 +277,7 @@ def _sentence(error: Any) -> str:
         return f"{where} is not a known key (config/README.md lists them)"
     if error["type"] == "missing":
         return f"{where} is missing"
-    return f"{where}: {error['msg']} (it is {error['input']!r:.80})"
+    return f"{where}: {error['msg'].removeprefix('Value error, ')} (it is {error['input']!r:.80})"
 
 
 def load(path: Path) -> Config:
@@ -280,6 +286,10 @@ def load(path: Path) -> Config:
         values = yaml.safe_load(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise UserError(f"There is no configuration file {path}: give one with --configfile.") from None
+    except OSError as error:
+        raise UserError(f"{path} cannot be read as a configuration file ({error.strerror}).") from None
+    except UnicodeDecodeError:
+        raise UserError(f"{path} is not UTF-8 text, so it is no configuration file.") from None
     except yaml.YAMLError as error:
         raise UserError(f"{path} is not valid YAML: {' '.join(str(error).split())}.") from None
     if not isinstance(values, dict):

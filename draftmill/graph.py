@@ -226,7 +226,16 @@ class Graph:
     def missing_rows(self) -> dict[str, int]:
         """Rows of the shards whose completions or hidden states are still to be made, by stage."""
         rows = {shard.name: shard.rows for shard in self.index.shards}
-        return {s: sum(rows[n] for n in rows if self.wanted(s, n)) for s in ("generate", "extract")}
+        of = {"generate": self.shards, "extract": [*self._awaited(), *self.held_out]}
+        return {stage: sum(rows[n] for n in names if self.wanted(stage, n)) for stage, names in of.items()}
+
+    def _awaited(self) -> list[str]:
+        """Train shards whose hidden states are a result or are read by a training that is still to come."""
+        if self.config.hidden.policy == "keep":
+            return self.train
+        finished = [not self.wanted("train", str(number)) for number in range(len(self.windows))]
+        first = max((number + 1 for number, done in enumerate(finished) if done), default=0)
+        return [shard for shards in self.windows[first:] for shard in shards]
 
 
 DRAFTER_FILES = ("model.safetensors", "config.json", "trainer.safetensors", "train.json")

@@ -19,7 +19,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
 from draftmill.canonical import canonical_json
-from draftmill.errors import UserError
+from draftmill.errors import UserError, reason
 from draftmill.store.local import publishing
 
 _METADATA_KEY = "draftmill"
@@ -76,10 +76,10 @@ class HiddenShard:
             self.input_ids: torch.Tensor = file.get_tensor("input_ids")
             self.loss_mask: torch.Tensor = file.get_tensor("loss_mask")
             self._hidden = file.get_slice("hidden")
-        except (SafetensorError, OSError, KeyError, ValueError) as error:
-            raise UserError(f"{path} is not a readable hidden-state shard: {error}.") from None
-        self.keys = [RowKey(*key) for key in metadata["rows"]]
-        self.provenance: dict[str, Any] = metadata["provenance"]
+            self.keys = [RowKey(*key) for key in metadata["rows"]]
+            self.provenance: dict[str, Any] = metadata["provenance"]
+        except (SafetensorError, OSError, KeyError, TypeError, ValueError) as error:
+            raise UserError(f"{path} is not a readable hidden-state shard: {reason(error)}.") from None
 
     def __len__(self) -> int:
         """The number of rows."""

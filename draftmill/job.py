@@ -119,7 +119,7 @@ class Job:
         with gate.lease(config.gate, config.device, gpus=count, run_id=run_id, stage=self.stage, shard=shard) as lease:
             os.environ.update(lease.environment())
             if config.device == "cpu":
-                os.environ["OMP_NUM_THREADS"] = str(config.resources.cpu_threads)
+                os.environ["OMP_NUM_THREADS"] = str(self._snakemake.threads)
             print(f"gpu gate: {lease.verdict.verdict} {' '.join(lease.uuids)}", flush=True)
             yield lease
 

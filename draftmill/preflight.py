@@ -2,6 +2,9 @@
 
 Bytes are reckoned from above: every answer as long as allowed, every prompt at its bytes (a token is at least one).
 When a pilot of these settings has measured tokens a row, that is used instead, with a margin.
+
+A shortage of disk, or of memory against a hard limit, is refused. Memory that is merely not available now is a warning:
+virtual machines may be given more as they use it, and what else runs may end.
 """
 
 from __future__ import annotations
@@ -9,7 +12,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Mapping
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,6 +20,7 @@ from draftmill import layout
 from draftmill.config import Config
 from draftmill.drafter.spec import resolve_shape
 from draftmill.errors import UserError
+from draftmill.graph import Graph
 from draftmill.prompts.index import Index
 from draftmill.store.local import LocalStore
 from draftmill.target import files
@@ -30,6 +34,7 @@ _SLACK_BYTES = 256 * 2**20
 # What Python, torch and transformers take beside the weights.
 _PROCESS_BYTES = 1 * _GIB
 _PILOT_MARGIN = 1.25
+_GROUPS, _OWN_GROUPS, _MEMORY = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup"), Path("/proc/meminfo")
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,33 +51,44 @@ class Needs:
         return self.completions + self.hidden + _SLACK_BYTES
 
 
-def needs(config: Config, index: Index, missing: Mapping[str, int], store: LocalStore) -> Needs:
-    """Reckon the needs of the rows that are `missing` by stage."""
+def needs(graph: Graph, store: LocalStore) -> Needs:
+    """Reckon the needs of what the graph still lacks."""
+    config, index, missing = graph.config, graph.index, graph.missing_rows()
     shape = resolve_shape(config.drafter, config.hidden, files.read_config(config.target))
-    a_row = tokens_a_row(config, index, store)
-    rows = missing["extract"]
-    if config.hidden.policy == "window":
-        shards = sorted((shard.rows for shard in index.train), reverse=True)
-        rows = min(rows, sum(shards[: config.hidden.window_shards * (1 + config.hidden.window_lead)]))
-    hidden = rows * a_row * len(shape.taps) * shape.hidden_size * _BFLOAT16
-    completions = missing["generate"] * a_row * config.generate.samples * _COMPLETION_BYTES
+    a_prompt = tokens_a_row(graph, store) * config.generate.samples
+    states = a_prompt * len(shape.taps) * shape.hidden_size * _BFLOAT16
+    hidden = min(missing["extract"], _most_rows(config, index)) * states
     # Extraction holds a shard of states beside the weights.
-    largest = max(shard.rows for shard in index.shards) * a_row * len(shape.taps) * shape.hidden_size * _BFLOAT16
-    return Needs(int(completions), int(hidden), int(2 * largest + weight_bytes(config) + _PROCESS_BYTES))
-
-
-def tokens_a_row(config: Config, index: Index, store: LocalStore) -> float:
-    """Tokens a row, prompt and answer together: as a pilot of this store measured, else an upper bound."""
-    bound = min(
-        files.context_length(config.target),
-        sum(shard.bytes for shard in index.shards) / sum(shard.rows for shard in index.shards)
-        + config.generate.max_new_tokens,
+    largest = max(shard.rows for shard in index.shards) * states
+    return Needs(
+        completions=int(missing["generate"] * a_prompt * _COMPLETION_BYTES),
+        hidden=int(hidden),
+        memory=int(2 * largest + weight_bytes(config) + _PROCESS_BYTES),
     )
-    newest = max(store.list("pilot/").values(), key=lambda info: info.modified, default=None)
-    if newest is None:
+
+
+def _most_rows(config: Config, index: Index) -> int:
+    """Most prompts whose hidden states are in the store at the same time."""
+    train = sorted((shard.rows for shard in index.train), reverse=True)
+    if config.hidden.policy == "window":
+        train = train[: config.hidden.window_shards * (1 + config.hidden.window_lead)]
+    return sum(train) + sum(shard.rows for shard in index.held_out)
+
+
+def tokens_a_row(graph: Graph, store: LocalStore) -> float:
+    """Tokens a row, prompt and answer together: as the pilot of these settings measured, else an upper bound."""
+    shards = graph.index.shards
+    prompt = sum(shard.bytes for shard in shards) / sum(shard.rows for shard in shards)
+    bound = min(files.context_length(graph.config.target), prompt + graph.config.generate.max_new_tokens)
+    try:
+        measured = json.loads(store.get(graph.pilot()))
+        return min(bound, _PILOT_MARGIN * float(measured["tokens"]) / float(measured["rows"]))
+    except KeyError:
         return bound
-    measured = json.loads(store.get(newest.key))
-    return min(bound, _PILOT_MARGIN * float(measured["tokens"]) / float(measured["rows"]))
+    except (ValueError, TypeError, ZeroDivisionError):
+        raise UserError(
+            f"{store.path(graph.pilot())} is no readable pilot record: delete it and build again."
+        ) from None
 
 
 def weight_bytes(config: Config) -> int:
@@ -84,12 +100,29 @@ def weight_bytes(config: Config) -> int:
 
 
 def preflight(need: Needs, config: Config, store: LocalStore) -> None:
-    """Raise UserError for the first thing this host lacks: a writable store, disk, memory."""
+    """Raise UserError for the first thing this host lacks: a writable store, the target's weights, disk, memory."""
+    _check_store(store)
+    _check_weights(config)
+    _check_disk(need, config, store)
+    _check_memory(need)
+
+
+def _check_store(store: LocalStore) -> None:
     try:
         store.put(layout.probe(os.getpid()), b"")
         store.delete(layout.probe(os.getpid()))
     except OSError as error:
         raise UserError(f"store: {store.url} cannot be written ({error.strerror}): choose another folder.") from None
+
+
+def _check_weights(config: Config) -> None:
+    # Training reads embedding and head from safetensors alone, days after generation began.
+    folder = Path(config.target.model)
+    if files.is_folder(config.target) and not any(folder.glob("*.safetensors")):
+        raise UserError(f"target.model: the folder {folder} holds no *.safetensors: copy or convert the weights.")
+
+
+def _check_disk(need: Needs, config: Config, store: LocalStore) -> None:
     free = shutil.disk_usage(store.root).free
     if need.disk > free:
         raise UserError(
@@ -101,22 +134,48 @@ def preflight(need: Needs, config: Config, store: LocalStore) -> None:
             f"hidden.budget_gib: the hidden states to come may take {_gib(need.hidden)}, over the budget of "
             f"{config.hidden.budget_gib:g} GiB: raise it, or set hidden.policy to window or smaller windows."
         )
-    available = available_memory()
-    if available is not None and need.memory > available:
+
+
+def _check_memory(need: Needs) -> None:
+    limit, available = memory_limit(), available_memory()
+    if limit is not None and need.memory > limit:
         raise UserError(
-            f"prompts.shard_rows: one job may hold {_gib(need.memory)} in memory but this host has {_gib(available)} "
-            "available: make shards smaller or stop what else runs."
+            f"prompts.shard_rows: one job may hold {_gib(need.memory)} in memory but this process's control group is "
+            f"limited to {_gib(limit)}: make shards smaller or raise the limit."
+        )
+    if available is not None and need.memory > available:
+        print(
+            f"draftmill: one job may hold {_gib(need.memory)} in memory and this host has {_gib(available)} available "
+            "now: if it can be given no more, make prompts.shard_rows smaller or stop what else runs.",
+            file=sys.stderr,
         )
 
 
 def available_memory() -> int | None:
-    """Bytes that new processes can take without swapping; None where the kernel does not say."""
-    try:
-        lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
-    except OSError:
-        return None
-    found = [line.split()[1] for line in lines if line.startswith("MemAvailable:")]
+    """Bytes that new processes can take now without swapping; None where the kernel does not say."""
+    found = [line.split()[1] for line in _lines(_MEMORY) if line.startswith("MemAvailable:")]
     return int(found[0]) * 1024 if found else None
+
+
+def memory_limit() -> int | None:
+    """The least limit in bytes of this process's control groups, version 1 or 2; None where there is none."""
+    found: list[int] = []
+    for line in _lines(_OWN_GROUPS):
+        _, controllers, own = line.split(":", 2)
+        if controllers and "memory" not in controllers.split(","):
+            continue
+        top, name = (_GROUPS / "memory", "memory.limit_in_bytes") if controllers else (_GROUPS, "memory.max")
+        group = top / own.lstrip("/")
+        places = [place for place in (group, *group.parents) if place.is_relative_to(top)]
+        found += [int(text) for place in places for text in _lines(place / name) if text.isdigit()]
+    return min(found, default=None)
+
+
+def _lines(path: Path) -> list[str]:
+    try:
+        return path.read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return []
 
 
 def _gib(count: int) -> str:

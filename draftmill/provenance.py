@@ -6,14 +6,17 @@ import json
 from pathlib import Path
 from typing import Any
 
-from draftmill.errors import UserError
+from draftmill.errors import UserError, reason
 
 
 def read(path: Path) -> dict[str, Any]:
     """The provenance inside a Parquet, safetensors or JSON object. Raises UserError if it is none or carries none."""
     if not path.is_file():
         raise UserError(f"There is no file {path}.")
-    found = _READERS.get(path.suffix, _nothing)(path)
+    try:
+        found = _READERS.get(path.suffix, _nothing)(path)
+    except (OSError, ValueError, TypeError, AttributeError) as error:  # pyarrow's errors are ValueError and OSError
+        raise UserError(f"{path} is damaged or no {path.suffix[1:]} file: {reason(error)}.") from None
     if not found:
         raise UserError(f"{path} carries no provenance: it is no object of a store, or it was made by something else.")
     return found

@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from draftmill.canonical import canonical_json
-from draftmill.errors import UserError
+from draftmill.errors import UserError, reason
 from draftmill.store.local import publishing
 
 PROVENANCE_KEY = b"draftmill"
@@ -80,7 +80,7 @@ def read_table(path: Path, schema: pa.Schema) -> pa.Table:
     try:
         return pq.read_table(path, columns=schema.names).cast(schema)
     except (pa.ArrowException, OSError, KeyError, ValueError) as error:
-        raise UserError(f"{path} is not a readable {'/'.join(schema.names[:2])} file: {error}.") from None
+        raise UserError(f"{path} is not a readable {'/'.join(schema.names[:2])} file: {reason(error)}.") from None
 
 
 def read_provenance(path: Path) -> dict[str, Any]:

@@ -102,6 +102,7 @@ def resolve(
         target=model,
         decoding=config.evaluate.model_dump(mode="json"),
         chat_template_args=config.target.chat_template_args,
+        context_length=config.target.context_length,
     )
     add("report", [fp["evaluate"]], counts=dict(counts))
     return Specs(spec, fp)

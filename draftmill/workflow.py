@@ -58,10 +58,14 @@ class Build:
             return None
         return f"{CACHE}/gpu/{self.run_id}/{stage}-{name}.json"
 
+    @property
+    def retries(self) -> int:
+        """How often a GPU job is started again after a failure; on the CPU a failure would only repeat itself."""
+        return self.config.resources.gpu_retries if self.config.device == "cuda" else 0
+
     def start(self) -> None:
         """Check what the build needs of this host, then publish new prompt shards and their index."""
-        graph = self.graph
-        preflight(needs(self.config, graph.index, graph.missing_rows(), self.store), self.config, self.store)
+        preflight(needs(self.graph, self.store), self.config, self.store)
         current_index(self.config, self.store, write=True)
 
 

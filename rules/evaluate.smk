@@ -6,7 +6,8 @@ rule evaluate:
     log:
         "logs/evaluate.log",
     priority: 40
-    threads: build.config.resources.cpu_threads
+    retries: build.retries
+    threads: build.config.resources.cpu_threads_alone
     resources:
         gpu=graph.gpus("evaluate"),
     params:

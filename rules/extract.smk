@@ -10,6 +10,7 @@ rule extract:
     log:
         "logs/extract/{shard}.log",
     priority: 20
+    retries: build.retries
     threads: build.config.resources.cpu_threads
     resources:
         gpu=graph.gpus("extract"),

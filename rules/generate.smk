@@ -7,6 +7,7 @@ rule generate:
     log:
         "logs/generate/{shard}.log",
     priority: 10
+    retries: build.retries
     threads: build.config.resources.cpu_threads
     resources:
         gpu=graph.gpus("generate"),

@@ -9,7 +9,8 @@ rule train:
     log:
         "logs/train/{window}.log",
     priority: 30
-    threads: build.config.resources.cpu_threads
+    retries: build.retries
+    threads: build.config.resources.cpu_threads_alone
     resources:
         gpu=graph.gpus("train"),
     params:

@@ -20,26 +20,31 @@ class RowSampler:
 
     The filtered logits plus independent Gumbel noise have their maximum at a token with just that token's probability
     (the Gumbel-max trick, Gumbel 1954; Maddison, Tarlow and Minka, arXiv 1411.0030), so that `argmax` is a sample.
+    With top-k only the k best logits go through the other filters, which would sort the whole vocabulary otherwise.
     """
 
     def __init__(self, seeds: Sequence[int], sampling: GenerateConfig, device: torch.device) -> None:
-        from transformers import MinPLogitsWarper, TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
+        from transformers import MinPLogitsWarper, TemperatureLogitsWarper, TopPLogitsWarper
 
         self._generators = [torch.Generator(device).manual_seed(seed) for seed in seeds]
+        self._top_k = sampling.top_k
         self._filters: list[Any] = [TemperatureLogitsWarper(float(sampling.temperature))]
-        if sampling.top_k:
-            self._filters.append(TopKLogitsWarper(sampling.top_k))
         if sampling.top_p < 1:
             self._filters.append(TopPLogitsWarper(sampling.top_p))
         if sampling.min_p > 0:
             self._filters.append(MinPLogitsWarper(sampling.min_p))
 
     def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
-        """Scores [rows, vocabulary] whose argmax is one sample a row."""
+        """Scores [rows, vocabulary] of which one a row is finite: the sample."""
+        width = min(self._top_k or scores.shape[-1], scores.shape[-1])
+        best, ids = scores.topk(width, dim=-1) if self._top_k else (scores, None)
         for narrow in self._filters:
-            scores = narrow(input_ids, scores)
-        noise = torch.stack([torch.empty_like(scores[0]).exponential_(generator=g) for g in self._generators])
-        return scores - noise.log()
+            best = narrow(input_ids, best)
+        noise = torch.stack([torch.empty_like(best[0]).exponential_(generator=g) for g in self._generators])
+        chosen = (best - noise.log()).argmax(-1, keepdim=True)
+        if ids is not None:
+            chosen = ids.gather(-1, chosen)
+        return torch.full_like(scores, -torch.inf).scatter(-1, chosen, 0.0)
 
 
 class TransformersEngine:

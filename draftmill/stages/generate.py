@@ -17,6 +17,7 @@ from typing import Any
 from draftmill.audit.imported import imported_row
 from draftmill.config import Config, GenerateConfig
 from draftmill.engines.base import Engine, Failure, Key, Request, Result, row_seed
+from draftmill.errors import UserError
 from draftmill.progress import Heartbeat
 from draftmill.schemas import COMPLETIONS, PROMPTS, REJECTED, Row, read_rows, write_rows
 from draftmill.store.journal import Journal
@@ -170,7 +171,7 @@ def generate_shard(
             good[item.key] = _completion(item, attempts.answers[item.key], answering.tokenizer)
         else:
             bad[item.key] = _rejection(item.key, item.source, attempts.rejection(item.key))
-    order = _keys(rows, config.generate.samples)
+    order = [key for row in rows for key in _keys(row, json.loads(row["record"]), config.generate.samples)]
     if len(good) + len(bad) != len(order) or any((key in good) == (key in bad) for key in order):
         raise RuntimeError(f"{prompts}: of {len(order)} rows {len(good)} were completed and {len(bad)} rejected")
     write_rows(rejected, REJECTED, [bad[key] for key in order if key in bad], provenance)
@@ -178,12 +179,16 @@ def generate_shard(
     journal.clear()
 
 
-def _keys(rows: Sequence[Row], samples: int) -> list[Key]:
-    return [
-        (row["prompt_id"], sample)
-        for row in rows
-        for sample in range(1 if _has_answer(json.loads(row["record"])) else samples)
-    ]
+class _Refused(Exception):
+    """A row that is not even tried: its typed reason and a detail for people."""
+
+    def __init__(self, reason: str, detail: str) -> None:
+        super().__init__(detail)
+        self.reason, self.detail = reason, detail
+
+
+def _keys(row: Row, record: Mapping[str, Any], samples: int) -> list[Key]:
+    return [(row["prompt_id"], sample) for sample in range(1 if _has_answer(record) else samples)]
 
 
 def _has_answer(record: Mapping[str, Any]) -> bool:
@@ -194,26 +199,46 @@ def _sort(
     rows: Sequence[Row], config: Config, answering: Answering
 ) -> tuple[dict[Key, Row], list[Asked], dict[Key, Row]]:
     """Rows that bring their answer, rows to ask, and rows refused before they are asked."""
-    imported: dict[Key, Row] = {}
+    good: dict[Key, Row] = {}
     asked: list[Asked] = []
-    refused: dict[Key, Row] = {}
-    room = answering.context - config.generate.max_new_tokens
+    bad: dict[Key, Row] = {}
     for row in rows:
         record = json.loads(row["record"])
-        if _has_answer(record):
-            imported[row["prompt_id"], 0] = imported_row(
-                row, record, answering.tokenizer, config.target.chat_template_args
-            )
-            continue
-        ids = tuple(render_prompt(answering.tokenizer, record, config.target.chat_template_args))
-        for sample in range(config.generate.samples):
-            key = (row["prompt_id"], sample)
-            if len(ids) > room:
-                failure = Failure(key, "too_long", f"{len(ids)} prompt tokens, {room} fit")
-                refused[key] = _rejection(key, row["source"], failure)
+        keys = _keys(row, record, config.generate.samples)
+        try:
+            if _has_answer(record):
+                good[keys[0]] = _imported(row, record, config, answering)
             else:
-                asked.append(Asked(key, row["source"], ids))
-    return imported, asked, refused
+                ids = _prompt_ids(record, config, answering)
+                asked += [Asked(key, row["source"], ids) for key in keys]
+        except _Refused as refused:
+            failures = [Failure(key, refused.reason, refused.detail) for key in keys]
+            bad |= {failure.key: _rejection(failure.key, row["source"], failure) for failure in failures}
+    return good, asked, bad
+
+
+def _prompt_ids(record: Mapping[str, Any], config: Config, answering: Answering) -> tuple[int, ...]:
+    try:
+        ids = render_prompt(answering.tokenizer, record, config.target.chat_template_args)
+    except UserError as error:
+        raise _Refused("template", str(error)) from None
+    room = answering.context - config.generate.max_new_tokens
+    if len(ids) > room:
+        raise _Refused("too_long", f"{len(ids)} prompt tokens, {room} fit")
+    return tuple(ids)
+
+
+def _imported(row: Row, record: Mapping[str, Any], config: Config, answering: Answering) -> Row:
+    try:
+        found = imported_row(row, record, answering.tokenizer, config.target.chat_template_args)
+    except UserError as error:
+        raise _Refused("template", str(error)) from None
+    ids = [*found["prompt_ids"], *found["output_ids"]]
+    if len(ids) > answering.context:
+        raise _Refused("too_long", f"{len(ids)} tokens with the answer, {answering.context} fit")
+    if max(ids) >= answering.rules.vocabulary:
+        raise _Refused("bad_ids", f"an id lies outside the vocabulary of {answering.rules.vocabulary}")
+    return found
 
 
 def _completion(asked: Asked, result: Result, tokenizer: Any) -> Row:

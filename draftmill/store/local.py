@@ -8,17 +8,20 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from draftmill.errors import UserError
 from draftmill.store.base import ObjectInfo
 
-# Names that start so are unfinished publications: a listing leaves them out, and so does every glob for *.parquet.
+# Names that start so are unfinished publications: a listing leaves them out, and their ending keeps them out of every
+# glob for *.parquet (that of pathlib finds hidden files too).
 _TEMPORARY = ".unfinished-"
+_FOLDER_TRIES = 50
 
 
 @contextmanager
 def publishing(path: Path) -> Iterator[Path]:
     """Give a temporary path in the same folder; on success it is synced and renamed to `path`, on error removed."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f"{_TEMPORARY}{secrets.token_hex(4)}-{path.name}")
+    _make_folder(path.parent)
+    temporary = _temporary(path)
     try:
         yield temporary
         _sync(temporary)
@@ -28,12 +31,30 @@ def publishing(path: Path) -> Iterator[Path]:
         temporary.unlink(missing_ok=True)
 
 
+def _temporary(path: Path) -> Path:
+    return path.with_name(f"{_TEMPORARY}{secrets.token_hex(4)}-{path.name}.part")
+
+
+def _make_folder(folder: Path) -> None:
+    for _ in range(_FOLDER_TRIES):
+        try:
+            return folder.mkdir(parents=True, exist_ok=True)
+        except FileNotFoundError:  # another process removed an empty folder above it in between
+            continue
+    folder.mkdir(parents=True, exist_ok=True)
+
+
 def _sync(path: Path) -> None:
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def _refuse(error: OSError) -> None:
+    if not isinstance(error, FileNotFoundError | NotADirectoryError):
+        raise UserError(f"store: the folder {error.filename} cannot be read ({error.strerror}): mend its permissions.")
 
 
 class LocalStore:
@@ -48,9 +69,14 @@ class LocalStore:
         return self.root / key
 
     def list(self, prefix: str = "") -> dict[str, ObjectInfo]:
-        """Every object whose key starts with the prefix; an absent directory is an empty store."""
+        """Every object whose key starts with the prefix; an absent directory is an empty store.
+
+        Folders that are links to other disks are followed. Raises UserError for a folder that cannot be read, which
+        would otherwise look like finished work that is gone.
+        """
         folder = self.root / prefix.rpartition("/")[0]
-        found = (self._info(Path(base) / name) for base, _, names in os.walk(folder) for name in names)
+        walk = os.walk(folder, onerror=_refuse, followlinks=True)
+        found = (self._info(Path(base) / name) for base, _, names in walk for name in names)
         return {info.key: info for info in found if info is not None and info.key.startswith(prefix)}
 
     def _info(self, path: Path) -> ObjectInfo | None:
@@ -66,7 +92,7 @@ class LocalStore:
         """An object's bytes. Raises KeyError if there is none."""
         try:
             return self.path(key).read_bytes()
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):
             raise KeyError(key) from None
 
     def put(self, key: str, data: bytes) -> None:
@@ -77,8 +103,8 @@ class LocalStore:
     def create(self, key: str, data: bytes) -> bool:
         """Publish an object unless one exists; False if it does. A hard link decides between racers."""
         path = self.path(key)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        temporary = path.with_name(f"{_TEMPORARY}{secrets.token_hex(4)}-{path.name}")
+        _make_folder(path.parent)
+        temporary = _temporary(path)
         try:
             temporary.write_bytes(data)
             _sync(temporary)
@@ -95,6 +121,9 @@ class LocalStore:
         path = self.path(key)
         path.unlink(missing_ok=True)
         for folder in path.parents:
-            if folder == self.root or any(folder.iterdir() if folder.exists() else ()):
+            if folder == self.root:
                 return
-            folder.rmdir()
+            try:
+                folder.rmdir()
+            except OSError:  # it holds something, perhaps since a moment ago, or is gone already
+                return

@@ -43,8 +43,6 @@ def load_model(config: Config) -> Any:
 
     target = config.target
     files.check(target)
-    if config.device == "cpu":
-        torch.set_num_threads(config.resources.cpu_threads)
     try:
         model = AutoModelForCausalLM.from_pretrained(
             target.model,
