@@ -238,4 +238,4 @@ class Graph:
         return [shard for shards in self.windows[first:] for shard in shards]
 
 
-DRAFTER_FILES = ("model.safetensors", "config.json", "trainer.safetensors", "train.json")
+DRAFTER_FILES = ("model.safetensors", "config.json", "resume/trainer.safetensors", "train.json")

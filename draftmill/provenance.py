@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from draftmill.errors import UserError, reason
 
@@ -33,9 +33,13 @@ def _parquet(path: Path) -> dict[str, Any]:
 
 
 def _safetensors(path: Path) -> dict[str, Any]:
-    with path.open("rb") as stream:
-        header = json.loads(stream.read(int.from_bytes(stream.read(8), "little")))
-    inside = json.loads(header.get("__metadata__", {}).get("draftmill", "{}"))
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with cast(Any, safe_open)(path, framework="np") as file:
+            inside = json.loads((file.metadata() or {}).get("draftmill", "{}"))
+    except SafetensorError as error:
+        raise ValueError(str(error)) from None
     beside = path.with_name("config.json")
     if not inside and beside.is_file():  # a drafter's weights have theirs in the config.json beside them
         return _json(beside)

@@ -4,7 +4,7 @@ rule train:
     output:
         model=at(graph.drafter("{window}", "model.safetensors")),
         config=at(graph.drafter("{window}", "config.json")),
-        trainer=at(graph.drafter("{window}", "trainer.safetensors")),
+        trainer=at(graph.drafter("{window}", "resume/trainer.safetensors")),
         log=at(graph.drafter("{window}", "train.json")),
     log:
         "logs/train/{window}.log",

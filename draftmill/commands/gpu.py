@@ -27,7 +27,7 @@ _STYLES = {"free": "green", "busy": "yellow", "unknown": "red", "not_required": 
 
 Config = Annotated[
     Path | None,
-    typer.Option("--config", help="Take the limits from the gate: section of this file (config/config.yaml if there)."),
+    typer.Option("--configfile", "--config", help="Take the limits from the gate: section of this file (config/config.yaml if there)."),
 ]
 gpus_app = typer.Typer(invoke_without_command=True, help="Show the GPUs, and take one out of a running build.")
 

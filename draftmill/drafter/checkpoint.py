@@ -1,6 +1,6 @@
 """Drafter checkpoints on disk: what engines load, and what training goes on from.
 
-`model.safetensors` and `config.json` follow the contract. `trainer.safetensors` holds the optimiser with its float32
+`model.safetensors` and `config.json` follow the contract. `resume/trainer.safetensors` holds the optimiser with its float32
 masters, and one metadata value with whatever the loop needs to go on; the same file serves as the journal inside a
 window. Objects are functions of their inputs, so no time, host or rate is in any of them, and each safetensors file has
 one metadata key, because several are written in no fixed order.
@@ -24,7 +24,8 @@ from draftmill.drafter.spec import shape_of_checkpoint
 from draftmill.errors import UserError
 from draftmill.store.local import publishing
 
-TRAINER_FILE, TRAIN_FILE = "trainer.safetensors", "train.json"
+# In a folder of its own: engines load every *.safetensors beside a model as its weights.
+TRAINER_FILE, TRAIN_FILE = "resume/trainer.safetensors", "train.json"
 _METADATA_KEY = "draftmill"
 
 

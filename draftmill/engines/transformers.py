@@ -41,6 +41,8 @@ class RowSampler:
         for narrow in self._filters:
             best = narrow(input_ids, best)
         noise = torch.stack([torch.empty_like(best[0]).exponential_(generator=g) for g in self._generators])
+        # Some processors' generators give an exact 0, whose infinite noise would undo a filter.
+        noise.clamp_(min=torch.finfo(noise.dtype).tiny)
         chosen = (best - noise.log()).argmax(-1, keepdim=True)
         if ids is not None:
             chosen = ids.gather(-1, chosen)

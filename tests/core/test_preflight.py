@@ -50,8 +50,8 @@ def host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     return make
 
 
-def config_of(target: Path, **changes) -> Config:
-    return configuration({"target": {"model": str(target)}}, **changes)
+def config_of(folder: Path, **changes) -> Config:
+    return configuration({"target": {"model": str(folder)}}, **changes)
 
 
 def graph_of(config: Config, present: frozenset[str] = frozenset()) -> Graph:
@@ -139,7 +139,7 @@ def test_a_store_that_cannot_be_written(target, tmp_path, host):
     )
     (tmp_path / "store").write_text("")
     assert refusal(SMALL, config_of(target), LocalStore(tmp_path / "store")) == (
-        f"store: {tmp_path / 'store'} cannot be written (File exists): choose another folder."
+        f"store: {tmp_path / 'store'} cannot be written (Not a directory): choose another folder."
     )
 
 

@@ -108,6 +108,7 @@ TABLE: dict[str, Case] = {
     "evaluate.prompt_lookup_tokens": Case(9, EVALUATED),
     "evaluate.bootstrap": Case(9, EVALUATED),
     "resources.cpu_threads": Case(2, NOTHING),
+    "resources.cpu_threads_alone": Case(2, NOTHING),
     "resources.train_gpus": Case(2, NOTHING),
     "resources.gpu_retries": Case(3, NOTHING),
     # The gate decides when a job runs, never what it makes.

@@ -19,7 +19,7 @@ from draftmill.errors import UserError
 from draftmill.stages.train import train_window
 
 CPU = torch.device("cpu")
-FILES = ("config.json", "model.safetensors", "train.json", "trainer.safetensors")
+FILES = ("config.json", "model.safetensors", "resume/trainer.safetensors", "train.json")
 
 
 @pytest.fixture
@@ -91,7 +91,7 @@ def test_a_killed_run_goes_on_to_the_same_bytes(job, tmp_path):
     # Before the first save, between saves, and in the last epoch.
     for step, saved in ((1, None), (5, 4), (8, 6)):
         kill_at(step, job)
-        journal = job["journal"] / "trainer.safetensors"
+        journal = job["journal"] / "resume/trainer.safetensors"
         assert (load_trainer(journal)[1]["log"]["step"] if journal.exists() else None) == saved
         assert not job["output"].exists()
     seen = []
@@ -115,7 +115,7 @@ def test_windows_continue_the_optimiser_and_the_schedule(job, tmp_path):
     assert rates[1:] == sorted(rates[1:], reverse=True)
     assert rates[9] == pytest.approx(1e-3, rel=0.1)
     assert second["epochs"][0]["train"]["loss"] < first["epochs"][-1]["train"]["loss"]
-    steps = load_trainer(tmp_path / "w1" / "trainer.safetensors")[0]["step.fc.weight"]
+    steps = load_trainer(tmp_path / "w1" / "resume/trainer.safetensors")[0]["step.fc.weight"]
     assert steps == 18
 
 

@@ -1,0 +1,208 @@
+"""Jobs: a mistake is one sentence, a fault keeps its traceback, and no job outlives the build that started it."""
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from draftmill.errors import UserError
+from draftmill.gpu import processes
+from draftmill.job import BUILDER_VARIABLE, RUN_VARIABLE, Job, follow_builder, mark_builder
+from tests.tiny import config_values
+
+DEADLINE = 30.0
+
+
+def wait_for(true, what):
+    end = time.monotonic() + DEADLINE
+    while not true():
+        assert time.monotonic() < end, f"{what} did not happen within {DEADLINE} s"
+        time.sleep(0.02)
+
+
+def start(script: str, *arguments: str, environment: dict[str, str] | None = None) -> subprocess.Popen[str]:
+    kept = {name: value for name, value in os.environ.items() if name not in (RUN_VARIABLE, BUILDER_VARIABLE)}
+    return subprocess.Popen(
+        [sys.executable, "-c", textwrap.dedent(script), *arguments],
+        env={**kept, **(environment or {})},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+# A builder that starts a job, which says its pid once it follows, and then works for ever.
+BUILDER = """
+    import subprocess, sys
+    from draftmill.job import mark_builder
+    mark_builder()
+    job = "import os, signal; from draftmill.job import follow_builder; follow_builder(); print(os.getpid(), flush=True); signal.pause()"
+    subprocess.run([sys.executable, "-c", job])
+"""
+
+
+def test_a_job_ends_when_its_builder_was_killed():
+    builder = start(BUILDER)
+    pid = int(builder.stdout.readline())
+    job = processes.identify(pid)
+    assert job is not None
+    os.kill(builder.pid, signal.SIGKILL)
+    try:
+        builder.wait(DEADLINE)
+        wait_for(lambda: not processes.alive(job), "the job's end")
+    finally:
+        if processes.alive(job):
+            os.kill(pid, signal.SIGKILL)
+        builder.communicate()
+
+
+@pytest.fixture
+def ended():
+    """A process's identity that is of the past."""
+    process = subprocess.Popen([sys.executable, "-c", "import signal; signal.pause()"])
+    identity = processes.identify(process.pid)
+    process.kill()
+    process.wait()
+    assert identity is not None
+    return identity
+
+
+def followers() -> int:
+    return sum(thread.name == "follow-builder" for thread in threading.enumerate())
+
+
+def mark(boot: object, namespace: object, process: processes.Process) -> str:
+    return f"{boot} {namespace} {process.pid} {process.start}"
+
+
+def test_the_end_of_the_builder_is_noticed_once(ended, monkeypatch):
+    monkeypatch.setenv(BUILDER_VARIABLE, mark(processes.boot_id(), processes.pid_namespace(), ended))
+    seen = threading.Event()
+    follow_builder(seen.set)
+    assert seen.wait(DEADLINE)
+    wait_for(lambda: followers() == 0, "the end of the watching thread")
+
+
+def test_a_reused_pid_is_not_the_builder(ended, monkeypatch):
+    mine = processes.myself()
+    other = processes.Process(mine.pid, mine.start - 1)
+    monkeypatch.setenv(BUILDER_VARIABLE, mark(processes.boot_id(), processes.pid_namespace(), other))
+    seen = threading.Event()
+    follow_builder(seen.set)
+    assert seen.wait(DEADLINE)
+
+
+def test_a_builder_of_another_host_or_container_is_not_followed(ended, monkeypatch):
+    for boot, namespace in (("other", processes.pid_namespace()), (processes.boot_id(), "other")):
+        monkeypatch.setenv(BUILDER_VARIABLE, mark(boot, namespace, ended))
+        follow_builder(pytest.fail)
+        assert followers() == 0
+
+
+@pytest.mark.parametrize("value", [None, "", "three words only"])
+def test_outside_a_build_nothing_is_followed(value, monkeypatch):
+    monkeypatch.delenv(BUILDER_VARIABLE, raising=False)
+    if value is not None:
+        monkeypatch.setenv(BUILDER_VARIABLE, value)
+    follow_builder(pytest.fail)
+    assert followers() == 0
+
+
+def test_the_run_is_named_once_and_inherited(monkeypatch):
+    for name in (RUN_VARIABLE, BUILDER_VARIABLE):
+        monkeypatch.setenv(name, "")
+        monkeypatch.delenv(name)
+    run = mark_builder()
+    assert mark_builder() == run == os.environ[RUN_VARIABLE]
+    mine = processes.myself()
+    assert os.environ[BUILDER_VARIABLE] == mark(processes.boot_id(), processes.pid_namespace(), mine)
+
+
+SCRIPT = """
+    import sys
+    from types import SimpleNamespace
+    from draftmill.errors import UserError
+    from draftmill.job import run
+    from tests.tiny import config_values
+
+    def main(job):
+        print("working on", job.stage, job.name, flush=True)
+        {body}
+
+    params = SimpleNamespace(stage="generate", name="x", provenance={{}})
+    run(SimpleNamespace(log=[sys.argv[1]], config={config}, params=params), main)
+"""
+
+
+def run_job(log: Path, body: str, config: str = "config_values()") -> tuple[int, str, str]:
+    root = str(Path(__file__).parents[2])
+    process = start(SCRIPT.format(body=body, config=config), str(log), environment={"PYTHONPATH": root})
+    _, said = process.communicate(timeout=60)
+    return process.returncode, said, log.read_text()
+
+
+def test_a_users_mistake_is_one_sentence_in_the_log_and_on_the_terminal(tmp_path):
+    code, said, log = run_job(tmp_path / "logs/x.log", 'raise UserError("The target has no taps: give some.")')
+    assert code == 1
+    assert said == "\ndraftmill: The target has no taps: give some.\n"
+    assert log == "working on generate x\nThe target has no taps: give some.\n"
+
+
+def test_a_wrong_configuration_is_a_users_mistake(tmp_path):
+    code, said, log = run_job(tmp_path / "x.log", "pass", 'config_values(generate={"sed": 1})')
+    assert code == 1
+    assert said.strip() == (
+        "draftmill: The configuration is wrong: generate.sed is not a known key (config/README.md lists them)"
+    )
+    assert "Traceback" not in log
+
+
+def test_a_fault_keeps_its_traceback_in_the_log(tmp_path):
+    code, said, log = run_job(tmp_path / "x.log", 'raise RuntimeError("rows are lost")')
+    assert code != 0
+    assert said == ""
+    assert "Traceback (most recent call last)" in log
+    assert "RuntimeError: rows are lost" in log
+
+
+def test_what_children_write_is_in_the_log_too(tmp_path):
+    code, said, log = run_job(tmp_path / "x.log", 'import os; os.system("echo out; echo err >&2")')
+    assert (code, said) == (0, "")
+    assert log == "working on generate x\nout\nerr\n"
+
+
+@pytest.fixture
+def job(tmp_path):
+    params = SimpleNamespace(stage="extract", name="a-b", provenance={"stage": "extract"})
+    given = {"states": [str(tmp_path / "1"), str(tmp_path / "2")], "one": str(tmp_path / "3"), "none": []}
+    values = {**config_values(), "store": str(tmp_path / "store")}
+    return Job(SimpleNamespace(config=values, params=params, input=given, output={"x": "out"}))
+
+
+def test_inputs_are_paths_by_name_and_a_missing_one_says_what_to_do(job, tmp_path):
+    assert job.inputs("states") == [tmp_path / "1", tmp_path / "2"]
+    assert job.input("one") == tmp_path / "3"
+    assert job.inputs("none") == job.inputs("absent") == []
+    assert job.output("x") == Path("out")
+    with pytest.raises(UserError) as caught:
+        job.input("absent")
+    assert str(caught.value) == (
+        "The job extract a-b needs its absent, which the store lacks: run `draftmill index`."
+    )
+
+
+def test_a_job_has_its_own_journal_progress_and_versions(job, tmp_path):
+    assert job.journal_folder() == tmp_path / "store/journal/extract/a-b"
+    job.journal().append([{"row": 1}])
+    with job.heartbeat(3):
+        pass
+    assert set(job.store.list()) == {"journal/extract/a-b/00000000.jsonl", "progress/extract/a-b.json"}
+    assert job.provenance["stage"] == "extract"
+    assert set(job.provenance["versions"]) == {"draftmill", "torch", "transformers", "pyarrow"}

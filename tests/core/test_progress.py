@@ -1,0 +1,101 @@
+"""Heartbeats: true counts and rates by a given clock, few writes, and a last word on how a job ended."""
+
+import json
+import sys
+
+import pytest
+
+from draftmill.progress import Heartbeat
+
+KEY = "progress/generate/x.json"
+
+
+class Clock:
+    def __init__(self):
+        self.now = 100.0
+
+    def __call__(self):
+        return self.now
+
+
+@pytest.fixture
+def clock():
+    return Clock()
+
+
+@pytest.fixture
+def beat(store, clock):
+    return Heartbeat(store, KEY, stage="generate", name="x", total=10, clock=clock)
+
+
+def told(store):
+    return json.loads(store.get(KEY))
+
+
+def test_the_first_heartbeat_comes_at_once(store, beat):
+    with beat:
+        found = told(store)
+    assert {name: found[name] for name in ("stage", "name", "unit", "total", "state", "done", "tokens")} == {
+        "stage": "generate",
+        "name": "x",
+        "unit": "rows",
+        "total": 10,
+        "state": "running",
+        "done": 0,
+        "tokens": 0,
+    }
+    assert found["started"] == found["updated"] == 100.0
+
+
+def test_units_tokens_and_facts_add_up_and_are_told_every_two_seconds(store, clock, beat):
+    with beat:
+        clock.now += 1
+        beat.advance(2, 30, {"loss": 3.5})
+        assert told(store)["done"] == 0
+        clock.now += 1
+        beat.advance(1, 10, {"failures": 1})
+        found = told(store)
+        assert (found["done"], found["tokens"], found["loss"], found["failures"]) == (3, 40, 3.5, 1)
+        assert (found["tokens_per_second"], found["updated"]) == (20.0, 102.0)
+
+
+def test_what_an_earlier_run_had_done_counts_but_not_in_the_rate(store, clock, beat):
+    with beat:
+        beat.resume(7)
+        clock.now += 2
+        beat.advance(1, 10)
+        found = told(store)
+    assert (found["done"], found["resumed"], found["tokens_per_second"]) == (8, 7, 5.0)
+
+
+def test_the_last_heartbeat_says_how_it_ended(store, beat, clock):
+    with beat:
+        beat.advance(10, 5)
+    assert (told(store)["state"], told(store)["done"]) == ("done", 10)
+    again = Heartbeat(store, KEY, stage="generate", name="x", total=10, clock=clock)
+    with pytest.raises(KeyboardInterrupt), again:
+        raise KeyboardInterrupt
+    assert told(store)["state"] == "failed"
+
+
+def test_without_a_terminal_there_is_a_plain_line_every_ten_seconds(beat, clock, capsys):
+    with beat:
+        for _ in range(25):
+            clock.now += 1
+            beat.advance(0, 4)
+    assert capsys.readouterr().out == (
+        "generate x: 0/10 rows, 4.0 tokens/s\ngenerate x: 0/10 rows, 4.0 tokens/s\n"
+    )
+
+
+def test_on_a_terminal_there_is_a_bar_and_no_line(store, clock, monkeypatch, capsys):
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    beat = Heartbeat(store, KEY, stage="train", name="y", total=4, unit="steps", clock=clock)
+    with beat:
+        clock.now += 60
+        beat.advance(3)
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert "train y" in said.err
+    assert "3/4" in said.err
+    assert told(store)["done"] == 3
