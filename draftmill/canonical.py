@@ -29,6 +29,11 @@ def digest_bytes(data: bytes) -> str:
     return "sha256:" + hashlib.sha256(data).hexdigest()
 
 
+def seed_of(text: str) -> int:
+    """A seed in [0, 2^63) from a text, the same on every machine and independent between texts."""
+    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big") >> 1
+
+
 def digest_file(path: Path) -> str:
     """The sha256 of a file as 'sha256:<hex>', read in pieces."""
     with path.open("rb") as stream:

@@ -8,11 +8,11 @@ a misspelt key is an error and never a silent default.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
-from typing import Any, Literal
+from pathlib import Path, PurePosixPath
+from typing import Annotated, Any, Literal
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from draftmill.errors import UserError
 from draftmill.gpu.policy import GatePolicy
@@ -236,11 +236,19 @@ class ResourcesConfig(Section):
     )
 
 
+def _folder(path: str) -> str:
+    """The path in its plain spelling, as Snakemake wants it. Raises ValueError for what its rules would read otherwise."""
+    plain = str(PurePosixPath(path))
+    if not path or "://" in path or plain == "/" or plain.startswith("~") or set(plain) & set("{}\n"):
+        raise ValueError("give a local folder of the build's own, not ~ and without braces")
+    return plain
+
+
 class Config(Section):
     """The whole configuration."""
 
     device: Literal["cpu", "cuda"] = Field(description="Where models run.")
-    store: str = Field(description="Folder that all outputs live in.")
+    store: Annotated[str, AfterValidator(_folder)] = Field(description="Folder that all outputs live in.")
     target: TargetConfig
     prompts: PromptsConfig
     generate: GenerateConfig = GenerateConfig()
@@ -281,7 +289,12 @@ def _sentence(error: Any) -> str:
 
 
 def load(path: Path) -> Config:
-    """Read and check one YAML file. Raises UserError if it is absent, not YAML, or wrong."""
+    """Read and check one YAML file. Raises UserError like parse() and read_yaml()."""
+    return parse(read_yaml(path))
+
+
+def read_yaml(path: Path) -> dict[str, Any]:
+    """The mapping in a YAML file. Raises UserError if it is absent, not YAML, or something else."""
     try:
         values = yaml.safe_load(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
@@ -294,4 +307,4 @@ def load(path: Path) -> Config:
         raise UserError(f"{path} is not valid YAML: {' '.join(str(error).split())}.") from None
     if not isinstance(values, dict):
         raise UserError(f"{path} holds no mapping of keys: see config/README.md.")
-    return parse(values)
+    return values

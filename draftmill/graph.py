@@ -170,9 +170,12 @@ class Graph:
         return [] if shard == self.pilot_shard else [self.pilot()]
 
     def _before_extract(self, shard: str) -> Keys:
-        window = self._window_of.get(shard, 0) - 1 - self.config.hidden.window_lead
-        earlier = [self.drafter(window, "model.safetensors")] if window >= 0 else []
-        return [self.audit(shard), *self._after_pilot(shard), *earlier]
+        # All windows wait for the pilot, so it can wait for none, whichever is its own.
+        if shard == self.pilot_shard:
+            return [self.audit(shard)]
+        gone = self._window_of.get(shard, 0) - 1 - self.config.hidden.window_lead
+        earlier = [self.drafter(gone, "model.safetensors")] if gone >= self._first_untrained else []
+        return [self.audit(shard), self.pilot(), *earlier]
 
     def _pilot_inputs(self) -> dict[str, Keys]:
         shard = self.pilot_shard
@@ -233,9 +236,13 @@ class Graph:
         """Train shards whose hidden states are a result or are read by a training that is still to come."""
         if self.config.hidden.policy == "keep":
             return self.train
+        return [shard for shards in self.windows[self._first_untrained :] for shard in shards]
+
+    @cached_property
+    def _first_untrained(self) -> int:
+        """The window behind the last one that has its drafter; drafters before that one may have been deleted."""
         finished = [not self.wanted("train", str(number)) for number in range(len(self.windows))]
-        first = max((number + 1 for number, done in enumerate(finished) if done), default=0)
-        return [shard for shards in self.windows[first:] for shard in shards]
+        return max((number + 1 for number, done in enumerate(finished) if done), default=0)
 
 
 DRAFTER_FILES = ("model.safetensors", "config.json", "resume/trainer.safetensors", "train.json")

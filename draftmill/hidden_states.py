@@ -79,7 +79,9 @@ class HiddenShard:
             self.keys = [RowKey(*key) for key in metadata["rows"]]
             self.provenance: dict[str, Any] = metadata["provenance"]
         except (SafetensorError, OSError, KeyError, TypeError, ValueError) as error:
-            raise UserError(f"{path} is not a readable hidden-state shard: {reason(error)}.") from None
+            raise UserError(
+                f"{path} is not a readable hidden-state shard ({reason(error)}): delete it and build again."
+            ) from None
 
     def __len__(self) -> int:
         """The number of rows."""

@@ -71,7 +71,9 @@ def _most_rows(config: Config, index: Index) -> int:
     """Most prompts whose hidden states are in the store at the same time."""
     train = sorted((shard.rows for shard in index.train), reverse=True)
     if config.hidden.policy == "window":
-        train = train[: config.hidden.window_shards * (1 + config.hidden.window_lead)]
+        held = config.hidden.window_shards * (1 + config.hidden.window_lead)
+        # A pilot of a later window has its states from the beginning.
+        train = train[: held + (config.pilot >= held)]
     return sum(train) + sum(shard.rows for shard in index.held_out)
 
 

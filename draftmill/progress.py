@@ -68,7 +68,8 @@ class Heartbeat:
             self._bar.update(self._task, completed=self.done)
         elif now - self._line >= _LINE_SECONDS:
             self._line = now
-            print(f"{self._label}: {self.done}/{self._total} {self._unit}, {self._rate(now):.1f} tokens/s", flush=True)
+            rate = f", {self._rate(now):.1f} tokens/s" if self.tokens else ""
+            print(f"{self._label}: {self.done}/{self._total} {self._unit}{rate}", flush=True)
         if now - self._beat >= _BEAT_SECONDS:
             self._beat = now
             self._write("running")

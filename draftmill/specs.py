@@ -61,12 +61,13 @@ def windows(config: Config, train: Sequence[str]) -> list[list[str]]:
 
 
 def resolve(
-    config: Config, target: str, drafter: Mapping[str, Any], shards: Shards, counts: Mapping[str, Any]
+    config: Config, target: str, context: int, drafter: Mapping[str, Any], shards: Shards, counts: Mapping[str, Any]
 ) -> Specs:
     """All specs of a configuration.
 
-    `target` is the model's identity (target/files.py), `drafter` the resolved shape with its taps (drafter/spec.py),
-    `counts` what became of the source records (prompts/index.py), which only the report shows.
+    `target` is the model's identity and `context` its longest row in tokens (target/files.py), `drafter` the resolved
+    shape with its taps (drafter/spec.py), `counts` what became of the source records (prompts/index.py), which only the
+    report shows.
     """
     spec: dict[str, dict[str, Any]] = {}
     fp: dict[str, str] = {}
@@ -75,7 +76,12 @@ def resolve(
         spec[stage] = {"version": SPEC_VERSIONS[stage], **settings}
         fp[stage] = fingerprint([stage, spec[stage], list(inputs)])
 
-    model = {"model": target, "dtype": config.dtype, "attention": config.target.attention}
+    model = {
+        "model": target,
+        "dtype": config.dtype,
+        "attention": config.target.attention,
+        "remote_code": config.target.trust_remote_code,
+    }
     add(
         "generate",
         [],
@@ -92,6 +98,8 @@ def resolve(
         "train",
         [fp["extract"]],
         drafter=dict(drafter),
+        # Weights in training: float32 on a CPU, on a GPU bfloat16 with float32 masters.
+        weights="float32" if config.device == "cpu" else "bfloat16",
         training=config.train.model_dump(mode="json", exclude=_TRAIN_FREE),
         windows=windows(config, shards.train),
         held_out=list(shards.held_out),
@@ -102,7 +110,7 @@ def resolve(
         target=model,
         decoding=config.evaluate.model_dump(mode="json"),
         chat_template_args=config.target.chat_template_args,
-        context_length=config.target.context_length,
+        context_length=context,
     )
     add("report", [fp["evaluate"]], counts=dict(counts))
     return Specs(spec, fp)

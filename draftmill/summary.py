@@ -8,18 +8,17 @@ from typing import Any
 
 from draftmill import config as configuration
 from draftmill.errors import UserError
-from draftmill.graph import Graph
+from draftmill.graph import ONCE
 from draftmill.store.local import LocalStore
-from draftmill.workflow import current_index, specs_of
+from draftmill.workflow import graph_of
 
 
 def lines(configfile: Path) -> list[str]:
     """The lines for one configuration. Raises UserError if its evaluation is not in the store."""
     config = configuration.load(configfile)
     store = LocalStore(Path(config.store))
-    index = current_index(config, store, write=False)
-    graph = Graph(config, index, specs_of(config, index), frozenset(store.list()))
-    if graph.wanted("evaluate", "0"):
+    graph = graph_of(config, store)
+    if graph.wanted("evaluate", ONCE):
         raise UserError(f"{store.url} has no evaluation for {configfile}: build first with snakemake.")
     result = json.loads(store.get(graph.evaluation()))
     return [

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from draftmill.config import Config, parse
-from draftmill.digests import DigestCache
+from draftmill.digests import SETTLED_S, DigestCache
 from draftmill.drafter.spec import resolve_shape
 from draftmill.errors import UserError
 from draftmill.graph import Graph
@@ -44,9 +44,7 @@ class Build:
         config = parse(values)
         _check_gpus(config, gpus)
         store = LocalStore(Path(config.store))
-        index = current_index(config, store, write=False)
-        graph = Graph(config, index, specs_of(config, index), frozenset(store.list()))
-        return cls(config, store, graph, mark_builder())
+        return cls(config, store, graph_of(config, store), mark_builder())
 
     def at(self, key: str) -> str:
         """A key of the store as the path that rules use."""
@@ -83,33 +81,43 @@ def current_index(config: Config, store: LocalStore, *, write: bool) -> Index:
     )
 
 
+def graph_of(config: Config, store: LocalStore) -> Graph:
+    """The graph over the sources and the store as they are now; writes nothing into the store."""
+    index = current_index(config, store, write=False)
+    return Graph(config, index, specs_of(config, index), frozenset(store.list()))
+
+
 class _Counter:
-    """Counts a record's tokens; the tokenizer is loaded for the first record that is long enough to be in doubt."""
+    """Counts a record's tokens; the tokenizer is loaded for the first record that is long enough to be in doubt.
+
+    The limit leaves room for a generated answer. A record that brings its own needs none, so that much is not counted.
+    """
 
     def __init__(self, config: Config) -> None:
-        self._target = config.target
+        self._target, self._answer = config.target, config.generate.max_new_tokens
         self._tokenizer: Any = None
 
     def __call__(self, record: Mapping[str, Any]) -> int:
         from draftmill.target.tokenizer import load_tokenizer, render_full, render_prompt
 
         if "input_ids" in record:
-            return len(record["input_ids"])
+            return len(record["input_ids"]) - self._answer
         self._tokenizer = self._tokenizer or load_tokenizer(self._target)
         render = render_full if "answer" in record else render_prompt
-        return len(render(self._tokenizer, record, self._target.chat_template_args))
+        tokens = len(render(self._tokenizer, record, self._target.chat_template_args))
+        return tokens - self._answer if "answer" in record else tokens
 
 
 def specs_of(config: Config, index: Index) -> Specs:
     """The stage specs of a configuration over an index. Raises UserError if target, taps or pilot do not fit."""
-    cache = DigestCache(CACHE / "target.json", write=True)
+    cache = DigestCache(CACHE / "target.json", write=True, settled_s=SETTLED_S)
     identity = files.identity(config.target, cache)
     cache.save()
     shape = resolve_shape(config.drafter, config.hidden, files.read_config(config.target)).describe()
     shards = Shards(tuple(s.name for s in index.train), tuple(s.name for s in index.held_out))
     if config.pilot >= len(shards.train):
         raise UserError(f"pilot: {config.pilot} is no train shard; there are {len(shards.train)}, counted from 0.")
-    return resolve(config, identity, shape, shards, asdict(index.counts))
+    return resolve(config, identity, files.context_length(config.target), shape, shards, asdict(index.counts))
 
 
 def _check_gpus(config: Config, gpus: int | None) -> None:
@@ -122,6 +130,11 @@ def _check_gpus(config: Config, gpus: int | None) -> None:
     if gpus < needed:
         raise UserError(
             f"A job needs {needed} GPUs (resources.train_gpus) but the limit is gpu={gpus}: raise one or lower the other."
+        )
+    if needed > 1:
+        raise UserError(
+            f"resources.train_gpus: training runs on one GPU in this version, and {needed - 1} more would stand idle: "
+            "set it to 1."
         )
 
 

@@ -5,11 +5,14 @@ from pathlib import Path
 from draftmill.audit.tokens import token_info
 from draftmill.job import Job, run
 from draftmill.stages.audit import audit_shard
-from draftmill.target.tokenizer import load_tokenizer
+from draftmill.target.tokenizer import generation_config, load_tokenizer, stop_ids
 
 
 def main(job: Job) -> None:
-    tokens = token_info(load_tokenizer(job.config.target), (), job.config.target.chat_template_args)
+    target = job.config.target
+    tokenizer = load_tokenizer(target)
+    ends = stop_ids(tokenizer, generation_config(target))
+    tokens = token_info(tokenizer, ends, target.chat_template_args)
     result = audit_shard(
         job.input("completions"),
         job.input("rejected"),

@@ -5,7 +5,6 @@ People have such sets already and should know in a minute, on any machine, wheth
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,14 +12,13 @@ from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
-import yaml
 
 from draftmill.audit import foreign
 from draftmill.audit.foreign import Reading
 from draftmill.audit.result import AuditResult, audit_tables, combine
 from draftmill.audit.tokens import TokenInfo, token_info
 from draftmill.canonical import canonical_json
-from draftmill.config import AuditConfig, TargetConfig, parse
+from draftmill.config import AuditConfig, TargetConfig, parse, read_yaml
 from draftmill.errors import UserError
 from draftmill.prompts.bad import BadRecord
 from draftmill.prompts.files import OnBytes, SourceFile, find
@@ -51,7 +49,7 @@ def settings(tokenizer: str | None, config: Path | None, field: str | None = Non
     `tokenizer` is a folder, or a hub id with its commit as ID@COMMIT; it goes before the configuration's target. Raises
     UserError if the file is wrong or the tokenizer cannot be loaded.
     """
-    values = {} if config is None else _read(config)
+    values = {} if config is None else read_yaml(config)
     checked = parse({**_UNSAID, **values})
     target = checked.target if "target" in values else None
     if tokenizer is not None:
@@ -63,32 +61,13 @@ def settings(tokenizer: str | None, config: Path | None, field: str | None = Non
     return Settings(checked.audit, Reading(field) if target is None else _reading(target, field))
 
 
-def _read(path: Path) -> dict[str, Any]:
-    try:
-        values = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise UserError(f"{path} cannot be read: {error.strerror}.") from None
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise UserError(f"{path} is not valid YAML: {' '.join(str(error).split())}.") from None
-    if not isinstance(values, dict):
-        raise UserError(f"{path} holds no mapping of keys: see config/README.md.")
-    return values
-
-
 def _reading(target: TargetConfig, field: str | None) -> Reading:
-    from draftmill.target.tokenizer import load_tokenizer
+    from draftmill.target.tokenizer import generation_config, load_tokenizer, stop_ids
 
     tokenizer = load_tokenizer(target)
-    tokens = token_info(tokenizer, _eos_ids(target), target.chat_template_args)
+    ends = stop_ids(tokenizer, generation_config(target))
+    tokens = token_info(tokenizer, ends, target.chat_template_args)
     return Reading(field, tokenizer, target.chat_template_args, tokens)
-
-
-def _eos_ids(target: TargetConfig) -> list[int]:
-    from draftmill.target.files import file
-
-    path = file(target, "generation_config.json")
-    value = json.loads(path.read_text(encoding="utf-8")).get("eos_token_id") if path is not None else None
-    return [int(i) for i in (value if isinstance(value, list) else [value]) if i is not None]
 
 
 def audit_path(path: str, chosen: Settings, on_bytes: OnBytes | None = None) -> AuditResult:

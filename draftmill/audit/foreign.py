@@ -23,6 +23,7 @@ from draftmill.audit.tokens import TokenInfo
 from draftmill.errors import UserError
 from draftmill.prompts.bad import BadRecord
 from draftmill.prompts.files import Format, OnBytes, SourceFile, find, opened
+from draftmill.prompts.parquet import unsound
 from draftmill.prompts.read import Raw, location, read
 from draftmill.prompts.record import ANSWER_FIELDS, PROMPT_FIELDS, Record, parse_answered
 from draftmill.schemas import COMPLETIONS, REJECTED
@@ -82,12 +83,7 @@ def _open(file: SourceFile, stream: Any) -> pq.ParquetFile:
     try:
         return pq.ParquetFile(pa.PythonFile(stream, mode="r"))
     except (pa.ArrowException, OSError) as error:
-        raise _unsound(file, error) from None
-
-
-def _unsound(file: SourceFile, error: Exception) -> UserError:
-    reason = " ".join(str(error).split()).rstrip(".")
-    return UserError(f"{file.path} is not a sound Parquet file ({reason}): copy or download it again.")
+        raise unsound(file.path, error) from None
 
 
 def _columnar(file: SourceFile, reading: Reading, on_bytes: OnBytes | None) -> Iterator[Chunk]:
@@ -102,7 +98,7 @@ def _columnar(file: SourceFile, reading: Reading, on_bytes: OnBytes | None) -> I
                 yield _chunk_of(pa.Table.from_batches([batch]), kind, file, row, reading)
                 row += batch.num_rows
         except (pa.ArrowException, OSError) as error:
-            raise _unsound(file, error) from None
+            raise unsound(file.path, error) from None
 
 
 def _chunk_of(table: pa.Table, kind: str, file: SourceFile, row: int, reading: Reading) -> Chunk:

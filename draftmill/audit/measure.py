@@ -16,12 +16,12 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from draftmill.audit.boundary import CUT
 from draftmill.audit.columns import Bools, Ints, Ragged, among, loss_mask, ragged
 from draftmill.audit.counts import Counts, Measurements, Pairs, duplicate_flags
 from draftmill.audit.repetition import repetitive
 from draftmill.audit.tokens import TokenInfo
 
-CUT = "length"
 THINKING = ("none", "closed", "unclosed_cut", "unclosed_ended")
 _NO_MARK, _NO_ID = -1, -2
 _HEAD = 256  # characters of a text that are looked at first; most answers say something there

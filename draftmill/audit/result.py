@@ -23,7 +23,7 @@ from draftmill.audit.measure import measure
 from draftmill.audit.text import visible
 from draftmill.audit.tokens import TokenInfo
 from draftmill.config import AuditConfig
-from draftmill.errors import UserError
+from draftmill.errors import UserError, reason
 
 FORMAT = 1
 
@@ -138,7 +138,7 @@ def read_result(path: Path) -> AuditResult:
         measurements = Measurements.from_json(value["measurements"])
         return judge(str(value["name"]), measurements, examples, limits, value["provenance"])
     except (OSError, KeyError, TypeError, ValueError, ValidationError) as error:
-        raise UserError(f"{path} is not a readable audit: {str(error).splitlines()[0]}.") from None
+        raise UserError(f"{path} is not a readable audit ({reason(error)}): delete it and build again.") from None
 
 
 def combine(

@@ -17,6 +17,7 @@ import pyarrow as pa
 
 from draftmill.audit.boundary import CUT, STOP
 from draftmill.audit.columns import Bools, Ragged, among, ragged
+from draftmill.audit.imported import IMPORTED
 from draftmill.audit.sentences import UNKNOWN
 from draftmill.audit.tokens import TokenInfo
 from draftmill.prompts.bad import BadRecord
@@ -130,7 +131,7 @@ class TokenRows:
                 "prompt_id": pa.array(_names(prompts), pa.string()),
                 "sample": pa.array(np.zeros(rows, np.int32)),
                 "source": pa.array([self._source] * rows, pa.string()),
-                "origin": pa.array(["imported"] * rows, pa.string()),
+                "origin": pa.array([IMPORTED] * rows, pa.string()),
                 "prompt_ids": _list_array(prompts, pa.int32()),
                 "output_ids": _list_array(outputs, pa.int32()),
                 "loss_mask": _list_array(loss, pa.bool_()),

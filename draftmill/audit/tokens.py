@@ -10,8 +10,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from draftmill.errors import UserError
+from draftmill.target.tokenizer import THINK_CLOSE, THINK_OPEN, render_full, special_ids, think_ids
 
-THINK_MARKS = ("<think>", "</think>")
+THINK_MARKS = (THINK_OPEN, THINK_CLOSE)
 _BLANK_CHARACTERS = set("ĠĊĉč▁ \n\t\r")  # white space, and how byte-level and SentencePiece vocabularies spell it
 _BLANK_BYTES = {"<0x09>", "<0x0A>", "<0x0D>", "<0x20>"}
 
@@ -53,10 +54,7 @@ def token_info(
 
     The last special token of the template's own empty turn ends an answer too: some tokenizers name another one.
     """
-    from draftmill.target.tokenizer import think_ids
-
-    added = tokenizer.added_tokens_decoder
-    special = {*tokenizer.all_special_ids, *(i for i, token in added.items() if token.special)}
+    special = set(special_ids(tokenizer))
     turn = _empty_turn(tokenizer, template_args or {})
     ends = {int(i) for i in (*eos_ids, tokenizer.eos_token_id) if i is not None}
     ends.update([i for i in turn if i in special][-1:])
@@ -76,8 +74,6 @@ def token_info(
 
 def _empty_turn(tokenizer: Any, template_args: Mapping[str, Any]) -> tuple[int, ...]:
     """What the template adds for an answer without content; nothing if there is no template or it refuses."""
-    from draftmill.target.tokenizer import render_full
-
     question = {"role": "user", "content": "?"}
     if not tokenizer.chat_template:
         return ()

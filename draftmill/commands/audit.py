@@ -21,7 +21,8 @@ if TYPE_CHECKING:
 DataPath = Annotated[str, typer.Argument(help="JSONL, JSON, CSV or Parquet: a file, a folder, a glob, or under s3://.")]
 Tokenizer = Annotated[str | None, typer.Option(help="Folder of the target, or its hub id as ID@COMMIT.")]
 ConfigFile = Annotated[
-    Path | None, typer.Option("--configfile", "--config", help="YAML with limits under `audit` and the tokenizer under `target`.")
+    Path | None,
+    typer.Option("--configfile", "--config", help="YAML with limits under `audit` and the tokenizer under `target`."),
 ]
 Field = Annotated[str | None, typer.Option(help="Column that holds the prompt, if it has an unusual name.")]
 Page = Annotated[Path | None, typer.Option("--html", help="Write the page with histogram and examples here.")]

@@ -83,7 +83,7 @@ def register(app: typer.Typer) -> None:
         from draftmill.gpu import gate
         from draftmill.gpu.policy import GatePolicy
         from draftmill.job import RUN_VARIABLE, follow_builder
-        from draftmill.store.local import publishing
+        from draftmill.store.local import publish_text
 
         follow_builder()
         stage, _, shard = job.partition("-")
@@ -97,5 +97,4 @@ def register(app: typer.Typer) -> None:
         )
         text = verdict.model_dump_json(indent=1)
         typer.echo(text)
-        with publishing(out) as temporary:
-            temporary.write_text(text, encoding="utf-8")
+        publish_text(out, text)

@@ -27,7 +27,11 @@ _STYLES = {"free": "green", "busy": "yellow", "unknown": "red", "not_required": 
 
 Config = Annotated[
     Path | None,
-    typer.Option("--configfile", "--config", help="Take the limits from the gate: section of this file (config/config.yaml if there)."),
+    typer.Option(
+        "--configfile",
+        "--config",
+        help="Take the limits from the gate: section of this file (config/config.yaml if there).",
+    ),
 ]
 gpus_app = typer.Typer(invoke_without_command=True, help="Show the GPUs, and take one out of a running build.")
 
@@ -72,16 +76,10 @@ def _policy(config: Path | None) -> GatePolicy:
     path = config or _CONFIG
     if config is None and not path.is_file():
         return GatePolicy()
-    import yaml
+    from draftmill.config import read_yaml
 
     try:
-        document: Any = yaml.safe_load(path.read_text())
-        section = document.get("gate") or {}
-        return GatePolicy.model_validate(section)
-    except OSError as error:
-        raise UserError(f"{path} cannot be read ({error.strerror}); name another file by --config.") from None
-    except (yaml.YAMLError, AttributeError):
-        raise UserError(f"{path} is not a YAML file of sections; correct it, or name another by --config.") from None
+        return GatePolicy.model_validate(read_yaml(path).get("gate") or {})
     except ValidationError as error:
         first = error.errors()[0]
         key = ".".join(str(part) for part in first["loc"])

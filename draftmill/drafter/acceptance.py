@@ -85,17 +85,21 @@ def _share_of(kept: Counts, seen: Counts) -> Callable[[Counts], NDArray[np.float
 
 
 def _ratio(above: Counts, below: Counts) -> NDArray[np.float64]:
-    """Ratio of sums along the last axis; 0 where nothing was counted."""
+    """Ratio of sums along the last axis; NaN where nothing was counted."""
     total = below.sum(-1)
-    return np.where(total > 0, above.sum(-1) / np.maximum(total, 1), 0.0)
+    return np.where(total > 0, above.sum(-1) / np.maximum(total, 1), np.nan)
 
 
 def _interval(statistic: Callable[[Counts], NDArray[np.float64]], count: int, resamples: int) -> dict[str, float]:
-    """A statistic of picked answers on all of them, with its 95% bootstrap interval."""
+    """A statistic of picked answers on all of them, with its 95% bootstrap interval; all 0 if nothing was counted.
+
+    A resample in which nothing was counted says nothing about the statistic and is left out.
+    """
     picks = np.random.default_rng(_SEED).integers(0, count, size=(resamples, count))
-    low, high = np.percentile(statistic(picks), _TAILS)
+    drawn = statistic(picks)
+    drawn = drawn[~np.isnan(drawn)]
+    mean = float(statistic(np.arange(count)))
+    low, high = np.percentile(drawn, _TAILS) if drawn.size else (mean, mean)
     return {
-        "mean": round(float(statistic(np.arange(count))), 6),
-        "low": round(float(low), 6),
-        "high": round(float(high), 6),
+        name: round(float(np.nan_to_num(value)), 6) for name, value in (("mean", mean), ("low", low), ("high", high))
     }

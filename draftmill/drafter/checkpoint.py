@@ -1,8 +1,8 @@
 """Drafter checkpoints on disk: what engines load, and what training goes on from.
 
-`model.safetensors` and `config.json` follow the contract. `resume/trainer.safetensors` holds the optimiser with its float32
-masters, and one metadata value with whatever the loop needs to go on; the same file serves as the journal inside a
-window. Objects are functions of their inputs, so no time, host or rate is in any of them, and each safetensors file has
+`model.safetensors` and `config.json` follow the contract. `resume/trainer.safetensors` holds the optimiser with its
+float32 masters, and one metadata value with whatever the loop needs to go on; the same file serves as the journal inside
+a window. Objects are functions of their inputs, so no time, host or rate is in any of them, and each safetensors file has
 one metadata key, because several are written in no fixed order.
 """
 
@@ -21,8 +21,8 @@ from draftmill.canonical import canonical_json
 from draftmill.drafter.contract import CONFIG_FILE, MODEL_FILE, checkpoint_config, tensor_shapes
 from draftmill.drafter.model import Drafter
 from draftmill.drafter.spec import shape_of_checkpoint
-from draftmill.errors import UserError
-from draftmill.store.local import publishing
+from draftmill.errors import UserError, reason
+from draftmill.store.local import publish_text, publishing
 
 # In a folder of its own: engines load every *.safetensors beside a model as its weights.
 TRAINER_FILE, TRAIN_FILE = "resume/trainer.safetensors", "train.json"
@@ -48,7 +48,7 @@ def load_drafter(folder: Path, dtype: torch.dtype, device: torch.device) -> Draf
     try:
         weights = load_file(folder / MODEL_FILE)
     except (SafetensorError, OSError) as error:
-        raise UserError(f"{folder / MODEL_FILE} cannot be read: {error}.") from None
+        raise UserError(f"{folder / MODEL_FILE} cannot be read: {reason(error)}.") from None
     if {name: tuple(value.shape) for name, value in weights.items()} != tensor_shapes(shape):
         raise UserError(f"{folder} does not hold the tensors its config.json asks for: run `draftmill check {folder}`.")
     drafter.load_state_dict(weights)
@@ -72,14 +72,14 @@ def load_trainer(path: Path) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
             state = json.loads(file.metadata()[_METADATA_KEY])
             return {name: file.get_tensor(name) for name in file.keys()}, state  # noqa: SIM118 - safe_open is no mapping
     except (SafetensorError, OSError, KeyError, TypeError, ValueError) as error:
-        raise UserError(f"{path} is not a readable trainer state: {error}.") from None
+        raise UserError(
+            f"{path} is not a readable trainer state ({reason(error)}): delete it and build again."
+        ) from None
 
 
 def write_json(path: Path, value: Mapping[str, Any]) -> None:
     """Publish a JSON file for people and programs: sorted keys, two blanks of indentation."""
-    text = json.dumps(value, sort_keys=True, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
-    with publishing(path) as temporary:
-        temporary.write_text(text, encoding="utf-8")
+    publish_text(path, json.dumps(value, sort_keys=True, indent=2, ensure_ascii=False, allow_nan=False) + "\n")
 
 
 def read_json(path: Path) -> dict[str, Any]:

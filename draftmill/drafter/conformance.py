@@ -14,8 +14,9 @@ from safetensors import SafetensorError, safe_open
 
 from draftmill.drafter.checkpoint import read_json
 from draftmill.drafter.contract import CONFIG_FILE, MODEL_FILE, tensor_shapes
-from draftmill.drafter.spec import FULL, SLIDING, DrafterShape, rope_theta, shape_of_checkpoint, taps_fit, text_part
-from draftmill.errors import UserError
+from draftmill.drafter.spec import FULL, SLIDING, DrafterShape, rope_theta, shape_of_checkpoint, taps_fit
+from draftmill.errors import UserError, reason
+from draftmill.target.files import text_config
 
 # Keys that engines would apply to the drafter's heads although it is trained without them.
 _FOREIGN_ROPE = ("partial_rotary_factor", "mrope_section")
@@ -33,7 +34,7 @@ def check(folder: Path, target: Mapping[str, Any] | None = None) -> list[str]:
     except UserError as error:
         return [str(error)]
     problems = [*_config_problems(config, shape), *_tensor_problems(folder / MODEL_FILE, shape)]
-    return problems if target is None else problems + list(_target_problems(shape, text_part(target)))
+    return problems if target is None else problems + list(_target_problems(shape, text_config(target)))
 
 
 def _config_problems(config: Mapping[str, Any], shape: DrafterShape) -> Iterator[str]:
@@ -97,7 +98,7 @@ def _tensor_problems(path: Path, shape: DrafterShape) -> Iterator[str]:
             for name in sorted(names & set(expected)):
                 yield from _value_problems(name, file.get_tensor(name), expected[name])
     except (SafetensorError, OSError) as error:
-        yield f"{path} cannot be read: {error}."
+        yield f"{path} cannot be read: {reason(error)}."
 
 
 def _value_problems(name: str, value: torch.Tensor, expected: tuple[int, ...]) -> Iterator[str]:

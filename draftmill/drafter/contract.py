@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from draftmill.drafter.spec import SLIDING, DrafterShape, text_part
+from draftmill.drafter.spec import SLIDING, DrafterShape
+from draftmill.target.files import text_config
 
 MODEL_FILE, CONFIG_FILE = "model.safetensors", "config.json"
 
@@ -54,7 +55,7 @@ def checkpoint_config(shape: DrafterShape, target: Mapping[str, Any]) -> dict[st
     """
     if shape.mask_token_id is None:
         raise ValueError("the mask token is not chosen yet")
-    text = text_part(target)
+    text = text_config(target)
     sliding = SLIDING in shape.layer_types
     return {
         "architectures": ["DFlashDraftModel"],

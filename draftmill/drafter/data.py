@@ -6,13 +6,13 @@ by its step number, no random state needs saving, and the number of ranks change
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
+from draftmill.canonical import seed_of
 from draftmill.drafter.objective import eligible_anchors, pad_anchors, sample_anchors
 from draftmill.errors import UserError
 from draftmill.hidden_states import HiddenRow, HiddenShard
@@ -44,9 +44,8 @@ class Batch:
 
 
 def derive_seed(*parts: int | str) -> int:
-    """A seed in [0, 2^63) from named parts, independent between parts and equal on every machine."""
-    digest = hashlib.sha256("/".join(str(part) for part in parts).encode()).digest()
-    return int.from_bytes(digest[:8], "big") >> 1
+    """A seed from named parts (canonical.seed_of)."""
+    return seed_of("/".join(str(part) for part in parts))
 
 
 class Rows:

@@ -13,10 +13,11 @@ from typing import Any
 
 from draftmill.config import DrafterConfig, HiddenConfig
 from draftmill.errors import UserError
+from draftmill.target.files import text_config
 
 FULL, SLIDING = "full_attention", "sliding_attention"
 
-# The name that serving engines look up in a tokenizer and hold against the checkpoint's mask id.
+# A tokenizer's own mask token; serving engines look the first name up and hold it against the checkpoint's mask id.
 _MASK_NAMES = ("<|MASK|>", "<|mask|>", "<mask>", "[MASK]")
 # Engines replace the embeddings of these tokens by those of images or sound.
 _MEDIA = ("image", "video", "audio", "vision")
@@ -64,12 +65,6 @@ class DrafterShape:
         return {**values, "layer_types": list(self.layer_types), "taps": list(self.taps)}
 
 
-def text_part(target: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The language model's part of a config.json: `text_config` of multimodal models, else all of it."""
-    nested = target.get("text_config")
-    return nested if isinstance(nested, Mapping) else target
-
-
 def resolve_shape(
     drafter: DrafterConfig, hidden: HiddenConfig, target: Mapping[str, Any], mask_token_id: int | None = None
 ) -> DrafterShape:
@@ -78,7 +73,7 @@ def resolve_shape(
     A configured mask token wins over `mask_token_id`. The target's rotary scaling and partial rotation are left behind
     on purpose: engines apply them to the drafter or refuse it. Raises UserError for settings that cannot work.
     """
-    text = text_part(target)
+    text = text_config(target)
     width, depth = _need(text, "hidden_size"), _need(text, "num_hidden_layers")
     heads = drafter.heads or _need(text, "num_attention_heads")
     shape = DrafterShape(

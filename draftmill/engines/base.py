@@ -6,10 +6,11 @@ are already there.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
+
+from draftmill.canonical import seed_of
 
 Key = tuple[str, int]
 
@@ -55,5 +56,4 @@ class Engine(Protocol):
 
 def row_seed(base: int, key: Key, attempt: int) -> int:
     """A 63-bit seed that depends on the row and the attempt only, never on order or batch."""
-    text = f"{base}:{key[0]}:{key[1]}:{attempt}".encode()
-    return int.from_bytes(hashlib.sha256(text).digest()[:8], "big") >> 1
+    return seed_of(f"{base}:{key[0]}:{key[1]}:{attempt}")

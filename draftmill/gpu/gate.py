@@ -17,7 +17,6 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Literal
 
@@ -267,8 +266,3 @@ def read_sentinel(path: Path, run_id: str | None) -> Verdict:
             f"{verdict.verdict}, so it proves nothing for run {run_id}; remove it and start the build again."
         )
     return verdict
-
-
-def expired(verdict: Verdict) -> bool:
-    """Whether the record is older than its policy lets anybody rely on it."""
-    return datetime.now(UTC) > datetime.fromisoformat(verdict.expires_at)

@@ -19,7 +19,7 @@ from draftmill.gpu.groups import GroupRecord
 from draftmill.gpu.lease import LeaseRecord, Occupant
 from draftmill.gpu.policy import GatePolicy
 from draftmill.gpu.processes import Process
-from draftmill.gpu.record import ShmFile, Verdict
+from draftmill.gpu.record import Reason, ShmFile, Verdict
 from draftmill.gpu.verdict import describe
 
 _GRACE_S = 10.0
@@ -146,8 +146,8 @@ def _name_the_rest(plan: Plan, policy: GatePolicy) -> None:
             plan.untouched.append(f"GPU {gpu.uuid}: memory is used and no process is visible")
 
 
-def _leased_by_us(reasons: Iterable[object]) -> bool:
-    return any(getattr(r, "code", "") == "leased" for r in reasons)
+def _leased_by_us(reasons: Iterable[Reason]) -> bool:
+    return any(found.code == "leased" for found in reasons)
 
 
 def carry_out(policy: GatePolicy, plan: Plan, grace_s: float = _GRACE_S) -> Outcome:

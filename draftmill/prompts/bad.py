@@ -30,6 +30,7 @@ class Kind(StrEnum):
     ASSISTANT_LAST = "assistant_last"
     SYSTEM_LAST = "system_last"
     TOO_LONG = "too_long"
+    TEMPLATE = "template"
 
 
 class BadRecord(Exception):

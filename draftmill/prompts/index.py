@@ -15,10 +15,10 @@ from pydantic import TypeAdapter, ValidationError
 
 from draftmill import layout
 from draftmill.config import Config
+from draftmill.digests import SETTLED_S, DigestCache
 from draftmill.errors import UserError
 from draftmill.prompts.bad import check_share
-from draftmill.prompts.digests import Digests
-from draftmill.prompts.files import check_unchanged, find
+from draftmill.prompts.files import SourceFile, check_unchanged, find, unreadable
 from draftmill.prompts.record import Rules
 from draftmill.prompts.scan import Counts, CountTokens, Progress, Scan, ShardEntry, Source, check_splits, scan
 from draftmill.prompts.write import write_shards
@@ -28,6 +28,7 @@ __all__ = ["Index", "ShardEntry", "SourceEntry", "bring_up_to_date", "load"]
 
 # Raised by hand when the same sources and settings would give other shards.
 INDEX_VERSION = 1
+DIGESTS = "digests.json"
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -97,10 +98,9 @@ def bring_up_to_date(
     many bad records, or an empty split.
     """
     sources = _sources(config)
-    digests = Digests(cache_dir)
-    entries = tuple(SourceEntry(s.file.path, s.file.label, s.file.size, digests.of(s.file)) for s in sources)
-    if write:
-        digests.save()
+    cache = DigestCache(cache_dir / DIGESTS, write=write, settled_s=SETTLED_S)
+    entries = tuple(SourceEntry(s.file.path, s.file.label, s.file.size, digest_of(s.file, cache)) for s in sources)
+    cache.save()
     spec = _spec(config, limit_tokens)
     index = load(store)
     current = index is not None and index.spec == spec and index.sources == entries
@@ -114,6 +114,16 @@ def bring_up_to_date(
     if write:
         _publish(index, result, store, progress)
     return index
+
+
+def digest_of(file: SourceFile, cache: DigestCache) -> str:
+    """A local file's 'sha256:<hex>'; of an object its ETag, which costs no download. Raises UserError like read()."""
+    if file.remote:
+        return f"etag:{file.stamp}"
+    try:
+        return cache.digest(Path(file.path))
+    except OSError as error:
+        raise unreadable(file.path, error) from None
 
 
 def _check(counts: Counts, config: Config) -> None:

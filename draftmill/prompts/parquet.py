@@ -29,8 +29,13 @@ def records_of_parquet(path: str, stream: IO[bytes], field: str | None) -> Itera
         for batch in file.iter_batches(batch_size=_BATCH, columns=used, use_threads=False):
             yield from _rows(batch)
     except (pa.ArrowException, OSError, UnicodeError) as error:
-        reason = " ".join(str(error).split()).rstrip(".")
-        raise UserError(f"{path} is not a sound Parquet file ({reason}): copy or download it again.") from None
+        raise unsound(path, error) from None
+
+
+def unsound(path: str, error: Exception) -> UserError:
+    """The sentence for a file that pyarrow cannot read."""
+    reason = " ".join(str(error).split()).rstrip(".")
+    return UserError(f"{path} is not a sound Parquet file ({reason}): copy or download it again.")
 
 
 def _rows(batch: Any) -> Iterator[Any]:

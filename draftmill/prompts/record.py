@@ -16,6 +16,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from draftmill.canonical import canonical_json
 from draftmill.errors import UserError
 from draftmill.prompts.bad import BadRecord, Kind
 
@@ -35,7 +36,6 @@ _ROLES = {
 _KEPT = ("name", "tool_calls", "tool_call_id", "reasoning_content", "thinking")
 _JSON_NAMES = {dict: "an object", list: "a list", str: "a string", bool: "a boolean", type(None): "null"}
 _ESCAPED_NUL = re.compile(r"(?<!\\)(?:\\\\)*\\u0000")
-_ENCODE = json.JSONEncoder(sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False).encode
 
 Record = dict[str, Any]
 
@@ -77,7 +77,7 @@ def parse_answered(value: Any, field: str | None = None) -> Prompt:
 def identify(record: Record) -> Prompt:
     """Give a canonical record its id. Raises BadRecord for what no UTF-8 text can hold, and for NUL bytes."""
     try:
-        text = _ENCODE(record)
+        text = canonical_json(record)
         data = text.encode()
     except UnicodeEncodeError:
         raise BadRecord(Kind.INVALID_UTF8, "a text holds a byte or half a character that is not valid UTF-8") from None

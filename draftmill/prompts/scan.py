@@ -142,7 +142,13 @@ def check_length(prompt: Prompt, limit_tokens: int, count_tokens: CountTokens) -
     else:
         most = prompt.size + _TURN_BYTES * (len(record["messages"]) + 1) + _TEMPLATE_BYTES
         most += _TOOLS_BYTES + _TOOLS_GROWTH * prompt.size if "tools" in record else 0
-    if most > limit_tokens and (tokens := count_tokens(record)) > limit_tokens:
+    if most <= limit_tokens:
+        return
+    try:
+        tokens = count_tokens(record)
+    except UserError as refusal:  # the chat template refuses this one record, and no other need suffer for it
+        raise BadRecord(Kind.TEMPLATE, str(refusal).rstrip(".")) from None
+    if tokens > limit_tokens:
         raise BadRecord(Kind.TOO_LONG, f"the prompt has {tokens} tokens, more than the context leaves ({limit_tokens})")
 
 

@@ -16,7 +16,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from draftmill.audit.counts import Measurements, merge
 from draftmill.audit.result import read_result
-from draftmill.errors import UserError
+from draftmill.errors import UserError, reason
 
 
 class Part(BaseModel):
@@ -167,7 +167,7 @@ def _read(path: Path, model: type[_Model]) -> _Model:
         return model.model_validate(json.loads(path.read_text(encoding="utf-8")))
     except ValidationError as error:
         first = error.errors()[0]
-        reason = f"{'.'.join(map(str, first['loc']))}: {first['msg']}"
+        why = f"{'.'.join(map(str, first['loc']))}: {first['msg']}"
     except (OSError, ValueError) as error:
-        reason = str(error).splitlines()[0]
-    raise UserError(f"{path} cannot be reported ({reason}): delete it and build again.")
+        why = reason(error)
+    raise UserError(f"{path} cannot be reported ({why}): delete it and build again.")

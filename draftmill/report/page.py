@@ -16,16 +16,17 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from jinja2 import Environment, PackageLoader, StrictUndefined, Template
+from jinja2 import Template
 from markupsafe import Markup
 from plotly.offline import get_plotlyjs
 
+from draftmill.audit.page import environment
 from draftmill.audit.text import visible
 from draftmill.report import plots, words
 from draftmill.report.inputs import Decoder, Run, Window, read_run
 from draftmill.report.pipeline import steps
 from draftmill.report.provenance import STAGES, settings, versions
-from draftmill.store.local import publishing
+from draftmill.store.local import publish_text
 
 SHORT_TOKENS = 8
 """Answers with fewer loss tokens are called short here; a constant, because audit limits do not decide a report."""
@@ -68,8 +69,7 @@ def build_report(
         dark=plots.DARK,
         scripts=_scripts(),
     )
-    with publishing(output) as temporary:
-        temporary.write_text(text, encoding="utf-8", newline="\n")
+    publish_text(output, text)
 
 
 def _scripts() -> list[tuple[str, Markup]]:
@@ -84,18 +84,10 @@ def _digest(script: str) -> str:
 
 @lru_cache(maxsize=1)
 def _template() -> Template:
-    environment = Environment(
-        loader=PackageLoader("draftmill.report"),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    environment.filters.update(
-        n=words.number, percent=words.percent, gap=words.gap, bounds=words.bounds, share_bounds=words.share_bounds
-    )
-    environment.filters.update(visible=visible, decoder=words.decoder)
-    return environment.get_template("report.html.jinja")
+    pages = environment("draftmill.report")
+    pages.filters.update(n=words.number, gap=words.gap, bounds=words.bounds, share_bounds=words.share_bounds)
+    pages.filters.update(visible=visible, decoder=words.decoder)
+    return pages.get_template("report.html.jinja")
 
 
 def _acceptance(run: Run) -> dict[str, Any]:

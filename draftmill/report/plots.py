@@ -13,9 +13,10 @@ import plotly.graph_objects as go
 
 from draftmill.audit.counts import Counts
 from draftmill.audit.histogram import histogram
+from draftmill.audit.sentences import percent
 from draftmill.audit.text import visible
 from draftmill.report.inputs import Acceptance, Decoder, Epoch, Interval, Position, Window
-from draftmill.report.words import number, percent, plural
+from draftmill.report.words import number, plural
 
 TEXT, DIM, GRID, DRAFTER, LOOKUP, CUT, FAINT = (
     "#1c1f24",

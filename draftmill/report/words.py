@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from draftmill.audit.sentences import percent
 from draftmill.report.inputs import Acceptance, Divergence, Evaluation, Interval
 
 # Below this many tokens a forward hardly a proposal is accepted, and a page of plots would hide that.
@@ -11,11 +12,6 @@ NEAR_ONE = 1.25
 def number(value: int) -> str:
     """A whole number with thousands apart."""
     return f"{value:,}"
-
-
-def percent(share: float) -> str:
-    """A share with one decimal."""
-    return f"{100 * share:.1f}%"
 
 
 def size(count: float) -> str:

@@ -5,7 +5,8 @@ The stages themselves take tensors and modules, so that they can be driven witho
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -15,22 +16,23 @@ from draftmill.drafter.spec import DrafterShape, choose_mask_token, resolve_shap
 from draftmill.progress import Heartbeat
 from draftmill.schemas import COMPLETIONS, read_rows
 from draftmill.stages.evaluate import HeldOutPrompt, evaluate_drafter
-from draftmill.stages.train import train_window
+from draftmill.stages.train import Progress, train_window
 from draftmill.target.files import context_length, read_config
 from draftmill.target.model import device_of, load_head, load_model
-from draftmill.target.tokenizer import load_tokenizer, special_ids, stop_ids, template_ids
+from draftmill.target.tokenizer import generation_config, load_tokenizer, special_ids, stop_ids, template_ids
 
 Beats = Callable[[int, str], Heartbeat]
 
 
-def drafter_shape(config: Config, embedding_rows: int, stop: Sequence[int] = ()) -> DrafterShape:
+def drafter_shape(config: Config, embedding_rows: int) -> DrafterShape:
     """The drafter's shape with its mask token chosen. Raises UserError if the settings do not fit the target."""
     shape = resolve_shape(config.drafter, config.hidden, read_config(config.target))
     if shape.mask_token_id is not None:
         return shape
     tokenizer = load_tokenizer(config.target)
     special = {str(tokenizer.convert_ids_to_tokens(i)): i for i in special_ids(tokenizer)}
-    used = {*template_ids(tokenizer, config.target.chat_template_args), *stop, *stop_ids(tokenizer, None)}
+    ends = stop_ids(tokenizer, generation_config(config.target))
+    used = {*template_ids(tokenizer, config.target.chat_template_args), *ends}
     return shape.with_mask_token(choose_mask_token(special, used, len(tokenizer), embedding_rows))
 
 
@@ -49,18 +51,11 @@ def train_drafter(
 ) -> None:
     """Train one window (stages/train.py) as configured; `attest` is called once the GPU's memory is in use."""
     device = device_of(config)
-    embed, head = (matrix.to(device) for matrix in load_head(config))
+    stored, head = load_head(config)
+    embed = stored.to(device)
+    head = embed if head is stored else head.to(device)
     attest()
-    beat: Heartbeat | None = None
-
-    def progress(done: int, total: int, facts: Mapping[str, float]) -> None:
-        nonlocal beat
-        if beat is None:
-            beat = heartbeat(total, "steps").__enter__()
-            beat.resume(done - 1)
-        beat.advance(done - beat.done, 0, dict(facts))
-
-    try:
+    with _steps(heartbeat) as progress:
         train_window(
             hidden=hidden,
             held_out=held_out,
@@ -77,9 +72,22 @@ def train_drafter(
             provenance=provenance,
             progress=progress,
         )
-    finally:
-        if beat is not None:
-            beat.__exit__(None, None, None)
+
+
+@contextmanager
+def _steps(heartbeat: Beats) -> Iterator[Progress]:
+    """Progress of a training whose number of steps is known only at its first."""
+    beat: Heartbeat | None = None
+    with ExitStack() as stack:
+
+        def progress(done: int, total: int, facts: Mapping[str, float]) -> None:
+            nonlocal beat
+            if beat is None:
+                beat = stack.enter_context(heartbeat(total, "steps"))
+                beat.resume(done - 1)
+            beat.advance(done - beat.done, 0, dict(facts))
+
+        yield progress
 
 
 def evaluate_checkpoint(

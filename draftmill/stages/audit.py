@@ -17,7 +17,7 @@ from draftmill.canonical import canonical_json
 from draftmill.config import AuditConfig
 from draftmill.errors import UserError
 from draftmill.schemas import COMPLETIONS, REJECTED, read_table
-from draftmill.store.local import publishing
+from draftmill.store.local import publish_text
 
 
 def audit_shard(
@@ -55,11 +55,9 @@ def audit_shard(
 def publish(result: AuditResult, out_json: Path | None, out_html: Path | None, *, pairs: bool = True) -> None:
     """Write an audit's JSON and page, each whole or not at all; the page first, so that a JSON always has one."""
     if out_html is not None:
-        with publishing(out_html) as temporary:
-            temporary.write_text(render(result), encoding="utf-8")
+        publish_text(out_html, render(result))
     if out_json is not None:
-        with publishing(out_json) as temporary:
-            temporary.write_text(canonical_json(result.to_json(pairs=pairs)) + "\n", encoding="utf-8")
+        publish_text(out_json, canonical_json(result.to_json(pairs=pairs)) + "\n")
 
 
 def audit_set(

@@ -1,8 +1,7 @@
 """The evaluate stage: how many target forwards the drafter saves on held-out prompts, and proof that the text is equal.
 
-evaluate_drafter(prompts, drafter, target, stop, config, context_length, exact, output, provenance, progress) decodes
-each prompt three times: by the target alone, in blocks with the drafter, and by prompt lookup. All three must give the
-same tokens; where they part, the target's two best logits must be so close that rounding decides.
+Each prompt is decoded three times: by the target alone, in blocks with the drafter, and by prompt lookup. All three must
+give the same tokens; where they part, the target's two best logits must be so close that rounding decides.
 """
 
 from __future__ import annotations

@@ -66,7 +66,7 @@ def packs(lengths: Sequence[int], limit: int) -> Iterator[list[int]]:
 
 
 def canary_rows(lengths: Sequence[int], count: int) -> list[int]:
-    """Rows to compute again: spread over the shard, the last ones of its packs among them, the shortest first."""
+    """Rows to compute again, ascending: `count` spread evenly over the shard, and its shortest."""
     rows = len(lengths)
     step = max(rows // count, 1)
     spread = {min(rows - 1, step * i + step // 2) for i in range(count)}
@@ -127,37 +127,38 @@ def extract_shard(
     ids = [[*row["prompt_ids"], *row["output_ids"]] for row in rows]
     with heartbeat(len(rows)) as beat:
         states = _states(tapped, ids, config.hidden.batch_tokens, beat)
-    lengths = [len(row) for row in ids]
-    chosen = canary_rows(lengths, config.hidden.canary_rows)
+    chosen = canary_rows([len(row) for row in ids], config.hidden.canary_rows)
     canaries = [_compare(tapped, rows[i], i, states[i], config.generate.temperature) for i in chosen]
     for canary in canaries:
         if not canary.agrees:
             raise UserError(_disagreement(completions, canary, config))
-    masks = [
-        [0] * len(row["prompt_ids"]) + [int(m) for m in mask]
-        for row, mask in zip(rows, iterate_loss_masks(rows), strict=True)
-    ]
-    write_shard(
-        hidden,
-        [
-            HiddenRow(
-                RowKey(row["prompt_id"], row["sample"], row["source"]),
-                torch.tensor(row_ids, dtype=torch.int32),
-                torch.tensor(mask, dtype=torch.uint8),
-                state,
-            )
-            for row, row_ids, mask, state in zip(rows, ids, masks, states, strict=True)
-        ],
-        provenance,
-    )
+    masks = iterate_loss_masks(rows)
+    found = [_hidden_row(row, mask, state) for row, mask, state in zip(rows, masks, states, strict=True)]
+    write_shard(hidden, found, provenance)
     return canaries
+
+
+def _hidden_row(row: Row, mask: Sequence[bool], state: torch.Tensor) -> HiddenRow:
+    prompt, output = row["prompt_ids"], row["output_ids"]
+    return HiddenRow(
+        RowKey(row["prompt_id"], row["sample"], row["source"]),
+        torch.tensor([*prompt, *output], dtype=torch.int32),
+        torch.tensor([0] * len(prompt) + [int(bit) for bit in mask], dtype=torch.uint8),
+        state,
+    )
 
 
 def _states(tapped: Tapped, ids: Sequence[Sequence[int]], limit: int, heartbeat: Heartbeat) -> list[torch.Tensor]:
     states: list[torch.Tensor] = []
     for group in packs([len(row) for row in ids], limit if tapped.isolates_rows else 1):
         found = tapped.states([ids[row] for row in group])
-        states += [state.to("cpu", torch.bfloat16) for state in found]
+        for row, state in zip(group, found, strict=True):
+            if not bool(torch.isfinite(state).all()):
+                raise UserError(
+                    f"The target gives hidden states that are not finite for row {row}: its weights are damaged, or they "
+                    "overflow in this arithmetic; look at the folder of target.model, or set target.dtype to float32."
+                )
+            states.append(state.to("cpu", torch.bfloat16))
         heartbeat.advance(len(group), sum(len(ids[row]) for row in group))
     return states
 

@@ -140,6 +140,11 @@ def open_engine(config: Config) -> Answering:
 
     tokenizer, model = load_tokenizer(config.target), load_model(config)
     stop = stop_ids(tokenizer, model.generation_config)
+    if not stop:
+        raise UserError(
+            f"target.model: neither the tokenizer nor generation_config.json of {config.target.model} names a token that "
+            "ends an answer: add eos_token_id to its generation_config.json."
+        )
     rules = RowRules(config.generate, frozenset(stop), int(model.get_input_embeddings().weight.shape[0]))
     engine = TransformersEngine(model, stop, config.generate)
     return Answering(engine, tokenizer, rules, context_length(config.target))

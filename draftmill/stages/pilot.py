@@ -13,7 +13,7 @@ from typing import Any
 from draftmill.canonical import canonical_json
 from draftmill.hidden_states import HiddenShard
 from draftmill.schemas import COMPLETIONS, iterate_loss_masks, read_rows
-from draftmill.store.local import publishing
+from draftmill.store.local import publish_text
 
 
 def measure_pilot(completions: Path, hidden: Path, output: Path, provenance: Mapping[str, Any]) -> None:
@@ -33,5 +33,4 @@ def measure_pilot(completions: Path, hidden: Path, output: Path, provenance: Map
         "hidden_bytes": hidden.stat().st_size,
         "provenance": dict(provenance),
     }
-    with publishing(output) as temporary:
-        temporary.write_text(canonical_json(record) + "\n", encoding="utf-8")
+    publish_text(output, canonical_json(record) + "\n")

@@ -1,7 +1,6 @@
 """The train stage: one window of hidden states, all its epochs, from the previous window's drafter to the next.
 
-train_window(hidden, held_out, previous, output, journal, shape, target, embed, head, config, span, device, provenance,
-progress) writes `model.safetensors`, `config.json`, `trainer.safetensors` and, last, `train.json` into `output`.
+`train.json` is written last, so that its presence means a whole window.
 
 The loop's only state is its step number: order, anchors and learning rate are functions of it. A checkpoint in the
 journal every few steps therefore suffices to resume a killed run to the same bytes (on a CPU; on a GPU up to rounding).
@@ -167,12 +166,21 @@ class _Loop:
         for epoch, numbers in self._remaining():
             learning_rate = self._learning_rate(self.log.step)
             tally = self.trainer.step(self.rows, numbers, epoch, learning_rate)
+            self._refuse_diverged(tally, learning_rate)
             self.log.step += 1
             self._record(tally, learning_rate)
             if self.log.step % self.epoch_steps == 0:
                 self._end_epoch(epoch)
             if self.log.step % self.config.save_every == 0 and self.log.step < self.steps:
                 self._save()
+
+    def _refuse_diverged(self, tally: Tally, learning_rate: float) -> None:
+        loss = tally.summary()["loss"]
+        if not math.isfinite(loss):
+            raise UserError(
+                f"Training diverged: the loss is {loss} after step {self.log.step + 1} at learning rate {learning_rate:.3g}; "
+                "lower train.learning_rate or train.clip_norm."
+            )
 
     def _remaining(self) -> Iterator[tuple[int, list[int]]]:
         """Epoch and row numbers of every step that is still to be taken."""

@@ -31,6 +31,12 @@ def publishing(path: Path) -> Iterator[Path]:
         temporary.unlink(missing_ok=True)
 
 
+def publish_text(path: Path, text: str) -> None:
+    """Publish a text file whole, in UTF-8 and with its line ends as they are."""
+    with publishing(path) as temporary:
+        temporary.write_text(text, encoding="utf-8", newline="")
+
+
 def _temporary(path: Path) -> Path:
     return path.with_name(f"{_TEMPORARY}{secrets.token_hex(4)}-{path.name}.part")
 
@@ -74,6 +80,8 @@ class LocalStore:
         Folders that are links to other disks are followed. Raises UserError for a folder that cannot be read, which
         would otherwise look like finished work that is gone.
         """
+        if self.root.exists() and not self.root.is_dir():
+            raise UserError(f"store: {self.url} is no folder: choose another one.")
         folder = self.root / prefix.rpartition("/")[0]
         walk = os.walk(folder, onerror=_refuse, followlinks=True)
         found = (self._info(Path(base) / name) for base, _, names in walk for name in names)

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from draftmill.canonical import fingerprint
 from draftmill.config import TargetConfig
 from draftmill.digests import DigestCache
-from draftmill.errors import UserError
+from draftmill.errors import UserError, reason
 
 # What decides the text a model gives: weights, config, tokenizer, template, remote code.
 _DECISIVE = re.compile(r".*\.(safetensors|bin|json|txt|model|jinja|py|gguf)")
@@ -72,7 +73,7 @@ def file(target: TargetConfig, name: str) -> Path | None:
     except EntryNotFoundError:
         return None
     except HfHubHTTPError as error:
-        raise UserError(f"target.model: the hub refused {target.model}: {str(error).splitlines()[0]}.") from None
+        raise UserError(f"target.model: the hub refused {target.model}: {reason(error)}.") from None
 
 
 def read_config(target: TargetConfig) -> dict[str, Any]:
@@ -81,12 +82,18 @@ def read_config(target: TargetConfig) -> dict[str, Any]:
     path = file(target, "config.json")
     if path is None:
         raise UserError(f"target.model: {target.model} has no config.json, so it is no Hugging Face model.")
-    return dict(json.loads(path.read_text(encoding="utf-8")))
+    try:
+        return dict(json.loads(path.read_text(encoding="utf-8")))
+    except (OSError, ValueError, TypeError) as error:
+        raise UserError(
+            f"target.model: {path} is no readable config ({reason(error)}): copy the model again."
+        ) from None
 
 
-def text_config(config: dict[str, Any]) -> dict[str, Any]:
+def text_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
     """The language model's part of a config.json: `text_config` of multimodal models, else all of it."""
-    return dict(config.get("text_config") or config)
+    nested = config.get("text_config")
+    return nested if isinstance(nested, Mapping) and nested else config
 
 
 def context_length(target: TargetConfig) -> int:

@@ -11,10 +11,11 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from torch import nn
 
 from draftmill.config import Config, TargetConfig
-from draftmill.errors import UserError
+from draftmill.errors import UserError, reason
 from draftmill.target import files
 
 _EMBEDDING = (
@@ -51,23 +52,24 @@ def load_model(config: Config) -> Any:
             attn_implementation=target.attention,
             trust_remote_code=target.trust_remote_code,
         )
-    except (OSError, ValueError) as error:
-        raise UserError(f"target.model: {target.model} cannot be loaded: {str(error).splitlines()[0]}") from None
+    except (OSError, ValueError, SafetensorError) as error:
+        raise UserError(f"target.model: {target.model} cannot be loaded: {reason(error)}.") from None
     return model.eval().requires_grad_(False).to(device_of(config))
 
 
 def load_head(config: Config) -> tuple[torch.Tensor, torch.Tensor]:
     """The frozen embedding and head, both [vocabulary, width] on the CPU in the target's dtype, without the rest.
 
+    They are one tensor if the target ties them.
     Raises UserError if the weights are not safetensors or hold no embedding.
     """
     embedding = _tensor(config.target, _EMBEDDING)
     if embedding is None:
         raise UserError(f"target.model: no embedding was found in the safetensors of {config.target.model}.")
     head = _tensor(config.target, _HEAD)
-    dtype = torch_dtype(config.dtype)
+    embedding = embedding.to(torch_dtype(config.dtype))
     # Tied models store one matrix; the config alone cannot be trusted to say so, the weights can.
-    return embedding.to(dtype), (embedding if head is None else head).to(dtype)
+    return embedding, embedding if head is None else head.to(embedding.dtype)
 
 
 def _tensor(target: TargetConfig, names: Sequence[str]) -> torch.Tensor | None:

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from draftmill.config import TargetConfig
-from draftmill.errors import UserError
+from draftmill.errors import UserError, reason
 from draftmill.target.files import check, is_folder
 
 THINK_OPEN, THINK_CLOSE = "<think>", "</think>"
@@ -28,16 +28,10 @@ def load_tokenizer(target: TargetConfig) -> Any:
             trust_remote_code=target.trust_remote_code,
         )
     except (OSError, ValueError) as error:
-        raise UserError(
-            f"target.model: no tokenizer could be loaded from {target.model}: {_first_line(error)}"
-        ) from None
+        raise UserError(f"target.model: no tokenizer could be loaded from {target.model}: {reason(error)}.") from None
     if not tokenizer.chat_template:
         raise UserError(f"target.model: the tokenizer of {target.model} has no chat template, which prompts need.")
     return tokenizer
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]
 
 
 def render_prompt(tokenizer: Any, record: Mapping[str, Any], template_args: Mapping[str, Any]) -> list[int]:
@@ -70,9 +64,19 @@ def _render(
             **template_args,
         )
     except (TemplateError, TypeError, KeyError) as error:
-        raise UserError(f"The chat template refused a prompt: {_first_line(error)}") from None
+        raise UserError(f"The chat template refused a prompt: {reason(error)}") from None
     # The template writes its own special tokens, so the tokenizer must not add another set.
     return list(tokenizer(text, add_special_tokens=False)["input_ids"])
+
+
+def generation_config(target: TargetConfig) -> Any | None:
+    """The target's generation config, which may name further ids that end an answer; None if it has none."""
+    from transformers import GenerationConfig
+
+    try:
+        return GenerationConfig.from_pretrained(target.model, revision=None if is_folder(target) else target.revision)
+    except (OSError, ValueError):
+        return None
 
 
 def stop_ids(tokenizer: Any, generation_config: Any) -> list[int]:
@@ -83,8 +87,12 @@ def stop_ids(tokenizer: Any, generation_config: Any) -> list[int]:
 
 
 def special_ids(tokenizer: Any) -> list[int]:
-    """Every id that the tokenizer treats as special or as added, sorted."""
-    return sorted({*tokenizer.all_special_ids, *tokenizer.added_tokens_decoder})
+    """Every id that the tokenizer treats as special, sorted.
+
+    Added tokens that are not special are left out: templates write some of them, such as marks around a tool's answer.
+    """
+    added = tokenizer.added_tokens_decoder
+    return sorted({*tokenizer.all_special_ids, *(i for i, token in added.items() if token.special)})
 
 
 def think_ids(tokenizer: Any) -> tuple[int | None, int | None]:

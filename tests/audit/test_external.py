@@ -129,7 +129,7 @@ def test_a_config_with_limits_alone_and_its_mistakes(tmp_path):
     config.write_text("audit: {max_spikes: 1}")
     with pytest.raises(UserError, match=r"audit\.max_spikes is not a known key"):
         settings(None, config)
-    with pytest.raises(UserError, match="cannot be read: No such file"):
+    with pytest.raises(UserError, match="There is no configuration file"):
         settings(None, tmp_path / "absent.yaml")
 
 

@@ -142,5 +142,5 @@ def test_duplicates_between_shards_break_the_whole_set_only(shard, tmp_path):
 def test_a_file_that_is_no_audit_is_named(tmp_path):
     path = tmp_path / "a.json"
     path.write_text('{"format": 7}')
-    with pytest.raises(UserError, match=r"a\.json is not a readable audit: its format is 7, not 1"):
+    with pytest.raises(UserError, match=r"a\.json is not a readable audit \(its format is 7, not 1\)"):
         audit_set([path], LIMITS)

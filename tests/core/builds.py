@@ -52,7 +52,8 @@ def specs_of(config: Config, index: Index | None = None) -> Specs:
     identity = files.identity(config.target, DigestCache(Path("none"), write=False))
     shape = resolve_shape(config.drafter, config.hidden, TARGET).describe()
     shards = Shards(tuple(s.name for s in index.train), tuple(s.name for s in index.held_out))
-    return resolve(config, identity, shape, shards, asdict(index.counts))
+    context = config.target.context_length or TARGET["max_position_embeddings"]
+    return resolve(config, identity, context, shape, shards, asdict(index.counts))
 
 
 def graph_of(config: Config, present: frozenset[str] = frozenset(), index: Index | None = None) -> Graph:

@@ -39,7 +39,11 @@ def test_show_of_nothing_is_one_sentence(call):
 
 
 def test_there_is_one_thing_to_fetch(call, tmp_path):
-    assert call("fetch", "moon") == (2, "", "draftmill: There is nothing called moon to fetch: `draftmill fetch demo`.\n")
+    assert call("fetch", "moon") == (
+        2,
+        "",
+        "draftmill: There is nothing called moon to fetch: `draftmill fetch demo`.\n",
+    )
     assert list(tmp_path.iterdir()) == []
 
 

@@ -86,3 +86,22 @@ def test_a_cache_that_may_not_write_does_not(tmp_path):
     cache.digest(tmp_path / "x")
     cache.save()
     assert not (tmp_path / "known").exists()
+
+
+def test_a_file_that_changed_a_moment_ago_is_read_again(tmp_path, read_files):
+    """It could change once more within the grain of its time stamp."""
+    path, known = tmp_path / "prompts", tmp_path / "known.json"
+    path.write_bytes(b"one")
+    for _ in range(2):
+        cache = DigestCache(known, write=True, settled_s=1e6)
+        cache.digest(path)
+        cache.save()
+    assert read_files == ["prompts", "prompts"]
+
+
+def test_a_cache_that_cannot_be_written_costs_only_the_next_look(tmp_path):
+    (tmp_path / "x").write_bytes(b"x")
+    (tmp_path / "file").write_bytes(b"")
+    cache = DigestCache(tmp_path / "file/known.json", write=True)
+    assert cache.digest(tmp_path / "x") == digest_bytes(b"x")
+    cache.save()

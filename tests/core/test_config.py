@@ -38,7 +38,10 @@ def test_a_sound_configuration_parses_and_defaults_fill_it():
             {"generate": {"temperature": "warm"}},
             "generate.temperature: Input should be a valid number, unable to parse string as a number (it is 'warm')",
         ),
-        ({"generate": {"temperature": -0.1}}, "generate.temperature: Input should be greater than or equal to 0 (it is -0.1)"),
+        (
+            {"generate": {"temperature": -0.1}},
+            "generate.temperature: Input should be greater than or equal to 0 (it is -0.1)",
+        ),
         (
             {"generate": {"temperature": float("inf")}},
             "generate.temperature: Input should be a finite number (it is inf)",
@@ -108,7 +111,9 @@ def sections(model, name=""):
                 yield from sections(inner, f"{name}{key}.")
 
 
-@pytest.mark.parametrize(("name", "field"), list(sections(Config)), ids=lambda value: value if isinstance(value, str) else "")
+@pytest.mark.parametrize(
+    ("name", "field"), list(sections(Config)), ids=lambda value: value if isinstance(value, str) else ""
+)
 def test_every_key_says_what_it_means(name, field):
     kind = field.annotation
     if isinstance(kind, type) and issubclass(kind, BaseModel):

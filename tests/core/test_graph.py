@@ -100,7 +100,9 @@ def test_published_prompts_are_an_input_and_new_ones_are_not_yet():
     assert graph.inputs("generate", B)["prompts"] == []
 
 
-@pytest.mark.parametrize(("lead", "waits"), [(0, [None, None, 0, 0, 1]), (1, [None, None, None, None, 0]), (2, [None] * 5)])
+@pytest.mark.parametrize(
+    ("lead", "waits"), [(0, [None, None, 0, 0, 1]), (1, [None, None, None, None, 0]), (2, [None] * 5)]
+)
 def test_extraction_waits_for_the_window_that_must_be_gone(lead, waits):
     graph = window_graph(lead=lead)
     assert graph.windows == [[A, B], [C, D], [E]]

@@ -39,17 +39,23 @@ def start(script: str, *arguments: str, environment: dict[str, str] | None = Non
 
 
 # A builder that starts a job, which says its pid once it follows, and then works for ever.
+JOB = """
+import os, signal
+from draftmill.job import follow_builder
+follow_builder()
+print(os.getpid(), flush=True)
+signal.pause()
+"""
 BUILDER = """
     import subprocess, sys
     from draftmill.job import mark_builder
     mark_builder()
-    job = "import os, signal; from draftmill.job import follow_builder; follow_builder(); print(os.getpid(), flush=True); signal.pause()"
-    subprocess.run([sys.executable, "-c", job])
+    subprocess.run([sys.executable, "-c", sys.argv[1]])
 """
 
 
 def test_a_job_ends_when_its_builder_was_killed():
-    builder = start(BUILDER)
+    builder = start(BUILDER, JOB)
     pid = int(builder.stdout.readline())
     job = processes.identify(pid)
     assert job is not None
@@ -193,9 +199,7 @@ def test_inputs_are_paths_by_name_and_a_missing_one_says_what_to_do(job, tmp_pat
     assert job.output("x") == Path("out")
     with pytest.raises(UserError) as caught:
         job.input("absent")
-    assert str(caught.value) == (
-        "The job extract a-b needs its absent, which the store lacks: run `draftmill index`."
-    )
+    assert str(caught.value) == ("The job extract a-b needs its absent, which the store lacks: run `draftmill index`.")
 
 
 def test_a_job_has_its_own_journal_progress_and_versions(job, tmp_path):

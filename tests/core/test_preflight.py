@@ -93,7 +93,9 @@ def test_windows_bound_what_is_there_at_once_and_held_out_states_stay(target, st
 
 def test_what_is_there_is_not_needed_again(target, store):
     graph = graph_of(config_of(target))
-    everything = frozenset(key for shard in SIZES for stage in ("generate", "extract") for key in graph.outputs(stage, shard))
+    everything = frozenset(
+        key for shard in SIZES for stage in ("generate", "extract") for key in graph.outputs(stage, shard)
+    )
     found = needs(graph_of(graph.config, everything), store)
     assert (found.completions, found.hidden) == (0, 0)
 
@@ -113,9 +115,7 @@ def test_a_damaged_pilot_is_one_sentence(target, store):
     store.put(graph.pilot(), b"{")
     with pytest.raises(UserError) as caught:
         tokens_a_row(graph, store)
-    assert str(caught.value) == (
-        f"{store.path(graph.pilot())} is no readable pilot record: delete it and build again."
-    )
+    assert str(caught.value) == (f"{store.path(graph.pilot())} is no readable pilot record: delete it and build again.")
 
 
 def test_weights_count_in_the_arithmetic_of_the_job(target):

@@ -83,9 +83,7 @@ def test_without_a_terminal_there_is_a_plain_line_every_ten_seconds(beat, clock,
         for _ in range(25):
             clock.now += 1
             beat.advance(0, 4)
-    assert capsys.readouterr().out == (
-        "generate x: 0/10 rows, 4.0 tokens/s\ngenerate x: 0/10 rows, 4.0 tokens/s\n"
-    )
+    assert capsys.readouterr().out == ("generate x: 0/10 rows, 4.0 tokens/s\ngenerate x: 0/10 rows, 4.0 tokens/s\n")
 
 
 def test_on_a_terminal_there_is_a_bar_and_no_line(store, clock, monkeypatch, capsys):

@@ -27,7 +27,7 @@ class Case(NamedTuple):
 
     value: Any
     stages: frozenset[str]
-    base: dict[str, Any] = {}
+    base: dict[str, Any] | None = None
 
 
 TABLE: dict[str, Case] = {
@@ -38,7 +38,7 @@ TABLE: dict[str, Case] = {
     "target.revision": Case("b" * 40, GENERATED | INDEX),
     "target.dtype": Case("bfloat16", GENERATED),
     "target.attention": Case("eager", GENERATED),
-    "target.trust_remote_code": Case(True, NOTHING),
+    "target.trust_remote_code": Case(True, GENERATED),
     "target.context_length": Case(256, EVALUATED | INDEX),
     "target.chat_template_args": Case({"enable_thinking": False}, GENERATED | INDEX),
     "prompts.sources": Case([{"path": "other.jsonl"}], INDEX),
@@ -121,7 +121,6 @@ WITHOUT_EFFECT = {
     "hidden.num_taps": Case(3, NOTHING),
     "hidden.window_shards": Case(2, NOTHING),
     "drafter.sliding_window": Case(9, NOTHING),
-    "device": Case("cuda", NOTHING, {"target": {"dtype": "float32"}}),
 }
 
 
@@ -161,6 +160,10 @@ def test_a_key_decides_exactly_its_stages(key):
 @pytest.mark.parametrize("key", WITHOUT_EFFECT)
 def test_a_setting_that_nothing_reads_decides_nothing(key):
     assert changed(key, WITHOUT_EFFECT[key]) == set()
+
+
+def test_the_device_decides_the_weights_in_training_even_when_the_target_computes_alike():
+    assert changed("device", Case("cuda", TRAINED, {"target": {"dtype": "float32"}})) == TRAINED
 
 
 def test_keys_with_one_value_are_part_of_their_stage():

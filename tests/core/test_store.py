@@ -16,18 +16,22 @@ def files(folder):
     return sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
 
 
+def publish(path, data, error=None):
+    with publishing(path) as temporary:
+        temporary.write_bytes(data)
+        if error is not None:
+            raise error
+
+
 @pytest.mark.parametrize("error", [ValueError, OSError, KeyboardInterrupt])
 def test_an_exception_while_publishing_leaves_nothing_and_keeps_the_old(tmp_path, error):
     path = tmp_path / "folder/object"
-    with pytest.raises(error), publishing(path) as temporary:
-        temporary.write_bytes(b"half")
-        raise error
+    with pytest.raises(error):
+        publish(path, b"half", error)
     assert files(tmp_path) == []
-    with publishing(path) as temporary:
-        temporary.write_bytes(b"old")
-    with pytest.raises(error), publishing(path) as temporary:
-        temporary.write_bytes(b"ne")
-        raise error
+    publish(path, b"old")
+    with pytest.raises(error):
+        publish(path, b"ne", error)
     assert path.read_bytes() == b"old"
     assert files(tmp_path) == ["folder/object"]
 

@@ -52,7 +52,10 @@ def bytes_of(folder):
 
 def test_the_outputs_are_complete_and_keep_the_contract(job):
     result = train_window(**job)
-    assert sorted(path.name for path in job["output"].iterdir()) == sorted(FILES)
+    found = [path for path in job["output"].rglob("*") if path.is_file()]
+    assert sorted(str(path.relative_to(job["output"])) for path in found) == sorted(FILES)
+    # Engines load every *.safetensors of the folder as weights.
+    assert [path.name for path in job["output"].glob("*.safetensors")] == ["model.safetensors"]
     assert check(job["output"], job["target"]) == []
     assert not job["journal"].exists()
     assert json.loads((job["output"] / "train.json").read_text()) == json.loads(json.dumps(result))
@@ -244,3 +247,10 @@ def test_every_epoch_draws_its_own_blocks(make_shard, make_shape, head):
     trainer = trainer_for(make_shape(), head)
     losses = [trainer.step(rows, range(8), epoch, 0.0).loss for epoch in (0, 0, 1)]
     assert losses[0] == losses[1] != losses[2]
+
+
+def test_a_diverged_run_is_one_sentence(job):
+    job["config"] = job["config"].model_copy(update={"learning_rate": 1e30, "warmup": 0.0})
+    with pytest.raises(UserError, match=r"^Training diverged: the loss is (nan|inf) after step \d+ at learning rate "):
+        train_window(**job)
+    assert not (job["output"] / "model.safetensors").exists()

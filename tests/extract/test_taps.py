@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from draftmill.errors import UserError
@@ -128,9 +128,7 @@ def test_a_model_without_one_list_of_layers_is_refused():
     model.twin = torch.nn.ModuleList(torch.nn.Identity() for _ in range(5))
     with pytest.raises(UserError) as caught:
         Tapped(model, [0])
-    assert str(caught.value) == (
-        "target.model: LlamaForCausalLM does not hold its 5 decoder layers in one list."
-    )
+    assert str(caught.value) == ("target.model: LlamaForCausalLM does not hold its 5 decoder layers in one list.")
 
 
 @given(st.lists(st.integers(1, 40), max_size=30), st.integers(1, 50))

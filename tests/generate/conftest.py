@@ -127,4 +127,3 @@ def stage(tmp_path: Path) -> Callable[..., Stage]:
         return Stage(tmp_path / name, records if records is not None else prompts())
 
     return make
-

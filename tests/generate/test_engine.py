@@ -36,7 +36,11 @@ def model():
 def requests(count=7, seed=0):
     rng = random.Random(seed)
     return [
-        Request((f"p{n}", n % 2), tuple(rng.randrange(VOCABULARY) for _ in range(2 + 3 * n % 11)), row_seed(0, (f"p{n}", 0), 0))
+        Request(
+            (f"p{n}", n % 2),
+            tuple(rng.randrange(VOCABULARY) for _ in range(2 + 3 * n % 11)),
+            row_seed(0, (f"p{n}", 0), 0),
+        )
         for n in range(count)
     ]
 
@@ -55,7 +59,12 @@ def test_greedy_is_what_generate_says_of_each_prompt_alone(model):
     for request in requests():
         ids = torch.tensor([request.prompt_ids])
         output = model.generate(
-            input_ids=ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=12, eos_token_id=[1, 2], pad_token_id=0
+            input_ids=ids,
+            attention_mask=torch.ones_like(ids),
+            do_sample=False,
+            max_new_tokens=12,
+            eos_token_id=[1, 2],
+            pad_token_id=0,
         )
         assert list(found[request.key].output_ids) == output[0, ids.shape[1] :].tolist()
 
@@ -116,7 +125,13 @@ def test_batches_are_fixed_by_the_shard_alone(model, monkeypatch):
 
 
 def test_seeds_depend_on_row_sample_attempt_and_base():
-    seeds = {row_seed(base, (prompt, sample), attempt) for base in (0, 1) for prompt in "ab" for sample in (0, 1) for attempt in (0, 1)}
+    seeds = {
+        row_seed(base, (prompt, sample), attempt)
+        for base in (0, 1)
+        for prompt in "ab"
+        for sample in (0, 1)
+        for attempt in (0, 1)
+    }
     assert len(seeds) == 16
     assert all(0 <= seed < 2**63 for seed in seeds)
     assert row_seed(0, ("a", 0), 0) == 140406422514756717
@@ -152,7 +167,10 @@ def test_samples_follow_the_softmax(temperature):
 
 def kept_by(names):
     p = torch.softmax(LOGITS, 0)
-    return torch.where(torch.tensor([n in names for n in range(len(LOGITS))]), p, torch.zeros_like(p)) / p[list(names)].sum()
+    return (
+        torch.where(torch.tensor([n in names for n in range(len(LOGITS))]), p, torch.zeros_like(p))
+        / p[list(names)].sum()
+    )
 
 
 @pytest.mark.parametrize(

@@ -150,7 +150,9 @@ def test_what_is_stored_is_what_the_engine_said(scripted, stage):
     run = stage([prompt("think well")])
     run.run(config, answering)
     (row,) = run.good
-    ids = answering.tokenizer("<|im_start|>user\nthink well<|im_end|>\n<|im_start|>assistant\n", add_special_tokens=False)
+    ids = answering.tokenizer(
+        "<|im_start|>user\nthink well<|im_end|>\n<|im_start|>assistant\n", add_special_tokens=False
+    )
     assert row["prompt_ids"] == ids["input_ids"]
     assert row["output_ids"] == list(thinking)
     assert row["loss_mask"] is None
@@ -164,7 +166,10 @@ def test_thinking_stays_in_ids_and_text(scripted, stage):
     ids = tuple(answering.tokenizer(spelled, add_special_tokens=False)["input_ids"])
     config = config.model_copy(update={"generate": config.generate.model_copy(update={"max_new_tokens": 99})})
     answering = Answering(
-        Scripted(answer(*ids)), answering.tokenizer, RowRules(config.generate, frozenset({STOP}), 260), answering.context
+        Scripted(answer(*ids)),
+        answering.tokenizer,
+        RowRules(config.generate, frozenset({STOP}), 260),
+        answering.context,
     )
     run = stage([prompt("think well")])
     run.run(config, answering)

@@ -116,13 +116,14 @@ def test_a_mistake_is_one_sentence(host: Host, config: Path, arguments: tuple[st
     [
         ("gate: {max_used: 3}", "gate.max_used: Extra inputs are not permitted"),
         ("gate: {poll_s: 0}", "gate.poll_s: Input should be greater than 0"),
-        ("- 1", "is not a YAML file of sections"),
-        ("gate: [", "is not a YAML file of sections"),
+        ("- 1", "holds no mapping of keys"),
+        ("gate: [", "is not valid YAML"),
+        ("gate: {lock_dir: é}", "is not UTF-8 text"),
     ],
 )
 def test_a_wrong_config_is_one_sentence(host: Host, tmp_path: Path, text: str, sentence: str) -> None:
     path = tmp_path / "wrong.yaml"
-    path.write_text(text)
+    path.write_bytes(text.encode("latin-1"))
     out = run(path, "gate")
     assert out.returncode == 3
     assert sentence in out.stderr

@@ -7,9 +7,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from draftmill.digests import DigestCache
 from draftmill.errors import UserError
-from draftmill.prompts.digests import Digests
 from draftmill.prompts.files import check_unchanged, find
+from draftmill.prompts.index import digest_of
 from draftmill.prompts.read import read
 
 GOOD = [{"prompt": f"question {number}"} for number in range(40)]
@@ -96,6 +97,16 @@ def test_short_prompts_are_never_tokenised_and_a_counted_one_may_pass(build, dat
     ).counts
     assert [len(record["messages"][0]["content"]) for record in counted] == [6000]
     assert counts.bad == {}
+
+
+def test_a_record_that_the_chat_template_refuses_is_one_bad_record(build, data):
+    def refuse(record):
+        raise UserError("The chat template refused a prompt: roles must alternate.")
+
+    counts = build(data.lines("a.jsonl", [*GOOD, {"prompt": "z" * 6000}]), limit=5000, count=refuse, max_bad=0.5).counts
+    assert counts.bad["template"].first == (
+        f"{data.folder / 'a.jsonl'} line {len(GOOD) + 1}: The chat template refused a prompt: roles must alternate",
+    )
 
 
 def whole_file(folder, name, content):
@@ -213,7 +224,8 @@ def test_a_file_that_is_gone_when_it_is_read(data):
     (file,) = find(str(path))
     path.unlink()
     reason = f"{path} cannot be read (No such file or directory): make it readable or take it out of prompts.sources."
-    for look in (lambda: list(read(file)), lambda: Digests(data.folder).of(file), lambda: check_unchanged([file])):
+    cache = DigestCache(data.folder / "digests.json", write=False)
+    for look in (lambda: list(read(file)), lambda: digest_of(file, cache), lambda: check_unchanged([file])):
         with pytest.raises(UserError) as caught:
             look()
         assert str(caught.value) == reason

@@ -7,6 +7,7 @@ import sys
 
 import pytest
 
+from draftmill import digests as digests_module
 from draftmill import layout
 from draftmill.errors import UserError
 from draftmill.prompts import index as index_module
@@ -80,20 +81,18 @@ def test_unchanged_sources_are_not_read_and_a_touch_changes_nothing(build, data,
 
 
 def test_a_digest_is_taken_once_and_never_remembered_too_early(build, data, tmp_path, monkeypatch):
-    from draftmill.prompts import digests
-
     taken = []
-    real = digests.digest_file
-    monkeypatch.setattr(digests, "digest_file", lambda path: taken.append(path) or real(path))
+    real = digests_module.digest_file
+    monkeypatch.setattr(digests_module, "digest_file", lambda path: taken.append(path) or real(path))
     path = data.prompts("a.jsonl", 60)
     build(path)
     build(path)
     assert len(taken) == 2
-    monkeypatch.setattr(digests, "_GRAIN_NS", -(10**18))
+    monkeypatch.setattr(index_module, "SETTLED_S", 0.0)
     build(path)
     build(path)
     assert len(taken) == 3
-    (tmp_path / ".draftmill" / digests.NAME).write_text("broken")
+    (tmp_path / ".draftmill" / index_module.DIGESTS).write_text("broken")
     build(path)
     assert len(taken) == 4
 

@@ -161,6 +161,13 @@ def test_a_job_that_asks_for_more_gpus_than_there_are_is_refused(project: Projec
     assert "A job needs 4 GPUs (resources.train_gpus) but the limit is gpu=2" in result.stdout + result.stderr
 
 
+def test_more_than_one_training_gpu_is_refused(project: Project) -> None:
+    project.configure(resources={"train_gpus": 2})
+    result = project.run("-n", gpus="gpu=2")
+    assert result.returncode == 1
+    assert "training runs on one GPU in this version" in result.stdout + result.stderr
+
+
 def test_other_rerun_triggers_are_refused(project: Project) -> None:
     result = project.run("-n", "--rerun-triggers", "mtime", "params")
     assert result.returncode == 1
