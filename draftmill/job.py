@@ -30,6 +30,8 @@ from draftmill.store.local import LocalStore
 # Inherited by every job of a build: the run's id, and the process whose end ends the jobs.
 RUN_VARIABLE, BUILDER_VARIABLE = "DRAFTMILL_RUN", "DRAFTMILL_BUILDER"
 _LOOK_SECONDS = 0.5
+# What the system says of a full disk, also through libraries that hide the error's number.
+_FULL = ("No space left on device", "Disk quota exceeded")
 
 
 def mark_builder() -> str:
@@ -139,13 +141,26 @@ def run(snakemake: Any, main: Callable[[Job], None]) -> None:
     _redirect(Path(snakemake.log[0]))
     try:
         main(Job(snakemake))
-    except UserError as error:
-        print(error, flush=True)
-        os.write(terminal, f"\ndraftmill: {error}\n".encode())
+    except BaseException as error:
+        sentence = _sentence(error)
+        if sentence is None:
+            traceback.print_exc()
+            raise
+        print(sentence, flush=True)
+        os.write(terminal, f"\ndraftmill: {sentence}\n".encode())
         sys.exit(1)
-    except BaseException:
-        traceback.print_exc()
-        raise
+
+
+def _sentence(error: BaseException) -> str | None:
+    """What to say of a user's mistake, of Ctrl-C or of a full disk; None for a fault."""
+    if isinstance(error, UserError):
+        return str(error)
+    if isinstance(error, KeyboardInterrupt):
+        return "Interrupted: give the same command again to go on."
+    full = any(words in str(error) for words in _FULL)
+    return (
+        "The disk has run full: free some and give the same command again; nothing finished is lost." if full else None
+    )
 
 
 def _redirect(log: Path) -> None:

@@ -14,7 +14,6 @@ from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
-from pyarrow.fs import LocalFileSystem
 
 from draftmill.canonical import canonical_json
 from draftmill.errors import UserError, reason
@@ -64,10 +63,10 @@ def write_rows(path: Path, schema: pa.Schema, rows: Sequence[Mapping[str, Any]],
     table = pa.Table.from_pylist([dict(row) for row in rows], schema=schema)
     table = table.replace_schema_metadata({PROVENANCE_KEY: canonical_json(provenance).encode()})
     with publishing(path) as temporary:
-        # A path alone could be taken for a URI: `run:2/completions` is a folder too.
-        disk = LocalFileSystem()
-        pq.write_table(table, temporary, filesystem=disk, compression="zstd", row_group_size=4096, store_schema=True)
-        written = pq.read_metadata(temporary, filesystem=disk).num_rows
+        # A relative path could be taken for a URI: `run:2/completions` is a folder too.
+        place = temporary.absolute()
+        pq.write_table(table, place, compression="zstd", row_group_size=4096, store_schema=True)
+        written = pq.read_metadata(place).num_rows
         if written != len(rows):
             raise OSError(f"{path}: {len(rows)} rows were written but the footer counts {written}")
 
@@ -81,7 +80,7 @@ def read_rows(path: Path, schema: pa.Schema) -> list[Row]:
 def read_table(path: Path, schema: pa.Schema) -> pa.Table:
     """A Parquet file of ours as a table with exactly the schema's columns. Raises UserError like read_rows."""
     try:
-        return pq.read_table(path, columns=schema.names, filesystem=LocalFileSystem()).cast(schema)
+        return pq.read_table(path.absolute(), columns=schema.names).cast(schema)
     except (pa.ArrowException, OSError, KeyError, ValueError) as error:
         raise UserError(
             f"{path} is not a readable {'/'.join(schema.names[:2])} file ({reason(error)}): delete it and build again."
@@ -90,7 +89,7 @@ def read_table(path: Path, schema: pa.Schema) -> pa.Table:
 
 def read_provenance(path: Path) -> dict[str, Any]:
     """The provenance a Parquet file of ours carries; empty if it carries none."""
-    raw = (pq.read_metadata(path, filesystem=LocalFileSystem()).metadata or {}).get(PROVENANCE_KEY)
+    raw = (pq.read_metadata(path.absolute()).metadata or {}).get(PROVENANCE_KEY)
     return dict(json.loads(raw)) if raw else {}
 
 

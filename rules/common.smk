@@ -19,6 +19,12 @@ def inputs(stage, name="0"):
     return drawn | ({"gpu": ancient(gate)} if gate else {})
 
 
+def job_inputs(w):
+    """What the sentinel's job reads and waits for."""
+    stage, _, name = w.job.partition("-")
+    return existing(key for keys in graph.inputs(stage, name).values() for key in keys)
+
+
 def provenance(stage, **made_from):
     """What an object says of its making."""
     return graph.specs.provenance(stage, **made_from)

@@ -2,12 +2,6 @@
 # so that it runs just before its own; it lives in this run only, and the job proves the GPU again under its lease.
 
 
-def job_inputs(w):
-    """What the sentinel's job reads and waits for."""
-    stage, _, name = w.job.partition("-")
-    return existing(key for keys in graph.inputs(stage, name).values() for key in keys)
-
-
 rule gpu_free:
     input:
         job_inputs,
