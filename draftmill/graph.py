@@ -208,6 +208,15 @@ class Graph:
             "evaluation": [self.evaluation()],
         }
 
+    def spent_states(self) -> Keys:
+        """Under policy window, present states that no job will read: those of trained windows, unless the pilot does."""
+        if self.config.hidden.policy == "keep":
+            return []
+        trained = [n for n in range(len(self.windows)) if not self.wanted("train", str(n))]
+        read = {self.hidden(self.pilot_shard)} if self.wanted("pilot", ONCE) else set()
+        states = [self.hidden(shard) for number in trained for shard in self.windows[number]]
+        return [key for key in states if key in self.present and key not in read]
+
     def gpus(self, stage: str) -> int:
         """GPUs that one job of a stage holds."""
         return self.config.resources.train_gpus if stage == "train" else 1

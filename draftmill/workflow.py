@@ -24,6 +24,8 @@ from draftmill.store.local import LocalStore
 from draftmill.target import files
 
 CACHE = Path(".draftmill")
+# Two builds may share a store, and the largest object takes minutes to write, not a day.
+_UNFINISHED_AGE_S = 24 * 3600.0
 
 
 @dataclass(frozen=True)
@@ -64,7 +66,14 @@ class Build:
     def start(self) -> None:
         """Check what the build needs of this host, then publish new prompt shards and their index."""
         preflight(needs(self.graph, self.store), self.config, self.store)
+        self._tidy()
         current_index(self.config, self.store, write=True)
+
+    def _tidy(self) -> None:
+        """Remove what only a kill can have left: old unfinished files, and states of windows that are trained on."""
+        self.store.remove_unfinished(_UNFINISHED_AGE_S)
+        for key in self.graph.spent_states():
+            self.store.delete(key)
 
 
 def current_index(config: Config, store: LocalStore, *, write: bool) -> Index:

@@ -34,7 +34,7 @@ def audit_shard(
     """Audit one shard and publish verdict and page.
 
     `failed` is the JSON's place if a limit is broken, with the page beside it. Raises UserError then, with the worst
-    finding in one sentence, and leaves no output; after a pass it is the failed files of an earlier try that are gone.
+    finding in one sentence, and leaves no output; after a pass it is the failed files of earlier tries that are gone.
     """
     name = f"Shard {completions.stem}"
     tables = read_table(completions, COMPLETIONS), read_table(rejected, REJECTED)
@@ -49,6 +49,9 @@ def audit_shard(
         path.unlink(missing_ok=True)
     if result.verdict == "fail":
         raise UserError(result.failure(str(stays[1])))
+    # Failures under other limits are answered too, and would only mislead.
+    for path in failed.parent.glob(f"{failed.stem.partition('-')[0]}-*"):
+        path.unlink(missing_ok=True)
     return result
 
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import secrets
-from collections.abc import Iterator
+import time
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -123,6 +124,14 @@ class LocalStore:
             temporary.unlink(missing_ok=True)
         _sync(path.parent)
         return True
+
+    def remove_unfinished(self, older_than_s: float) -> Sequence[Path]:
+        """Remove what killed publications left behind, if it is older than that; a younger one may be at work."""
+        found = [path for path in self.root.rglob(f"{_TEMPORARY}*.part") if path.is_file()]
+        old = [path for path in found if time.time() - path.stat().st_mtime > older_than_s]
+        for path in old:
+            path.unlink(missing_ok=True)
+        return old
 
     def delete(self, key: str) -> None:
         """Remove an object and the folders it leaves empty; no error if there is none."""

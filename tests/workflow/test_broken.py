@@ -144,3 +144,26 @@ def test_what_is_no_fault_is_one_sentence_without_traceback(error, said, tmp_pat
     with pytest.raises(SystemExit):
         job.run(SimpleNamespace(log=[tmp_path / "log"]), main)
     assert capfd.readouterr() == (f"{said}\n", f"\ndraftmill: {said}\n")
+
+
+def test_states_of_trained_windows_are_spent_unless_the_pilot_reads_them():
+    everything = frozenset(jobs(window_graph(0, 1)))
+    graph = window_graph(0, 1, everything)
+    assert sorted(graph.spent_states()) == sorted(graph.hidden(shard) for shard in graph.train)
+    waiting = window_graph(0, 1, everything - {graph.pilot()})
+    assert waiting.hidden(waiting.pilot_shard) not in waiting.spent_states()
+    untrained = window_graph(0, 1, everything - {graph.drafter(1, "train.json")})
+    assert graph.hidden(graph.windows[1][0]) not in untrained.spent_states()
+    assert graph_of(configuration(), everything).spent_states() == []
+
+
+def test_only_old_unfinished_files_are_removed(tmp_path):
+    store = LocalStore(tmp_path)
+    store.put("hidden/a.safetensors", b"whole")
+    old, young = (tmp_path / "hidden" / f".unfinished-{name}-b.safetensors.part" for name in ("0", "1"))
+    for path in (old, young):
+        path.write_bytes(b"half")
+    os.utime(old, (1, 1))
+    assert store.remove_unfinished(3600) == [old]
+    assert young.exists()
+    assert list(store.list()) == ["hidden/a.safetensors"]
