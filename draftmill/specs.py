@@ -20,12 +20,12 @@ from draftmill.config import Config
 
 SPEC_VERSIONS: Mapping[str, int] = {
     "generate": 1,
-    "audit": 1,
+    "audit": 2,
     "extract": 1,
     "pilot": 1,
     "train": 1,
     "evaluate": 1,
-    "audit_set": 1,
+    "audit_set": 2,
     "report": 1,
 }
 

@@ -17,6 +17,7 @@ from draftmill.audit.tokens import TokenInfo
 from draftmill.target.tokenizer import render_full, render_prompt
 
 STOP, CUT = "stop", "length"
+IMPORTED = "imported"
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,10 +9,9 @@ from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any
 
-from draftmill.audit.boundary import finish_reason, render, without_tail
+from draftmill.audit.boundary import IMPORTED, finish_reason, render, without_tail
 from draftmill.audit.tokens import TokenInfo, token_info
 
-IMPORTED = "imported"
 Scalar = bool | int | float | str
 
 

@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from draftmill.audit.boundary import CUT
+from draftmill.audit.boundary import CUT, IMPORTED
 from draftmill.audit.columns import Bools, Ints, Ragged, among, loss_mask, ragged
 from draftmill.audit.counts import Counts, Measurements, Pairs, duplicate_flags
 from draftmill.audit.repetition import repetitive
@@ -24,6 +24,7 @@ from draftmill.audit.tokens import TokenInfo
 
 THINKING = ("none", "closed", "unclosed_cut", "unclosed_ended")
 _NO_MARK, _NO_ID = -1, -2
+_LEAST_CUT = 32  # loss tokens below which an imported answer without an end token is not taken for cut
 _HEAD = 256  # characters of a text that are looked at first; most answers say something there
 # White space, controls, and characters that take no room: zero width, bidirectional marks, soft hyphen.
 _INVISIBLE = re.compile(r"[\s\x00-\x1f\x7f-\x9f\u00ad\u200b-\u200f\u202a-\u202e\u2060-\u2069\ufeff]+")
@@ -67,7 +68,7 @@ def measure(
     """
     outputs = ragged(completions["output_ids"], np.int32)
     answers = outputs.select(loss_mask(completions["loss_mask"], outputs))
-    cut = np.array([reason == CUT for reason in completions["finish_reason"].to_pylist()], np.bool_)
+    cut = _cut(completions, answers.lengths)
     empty, template_only = _emptiness(answers, completions["text"], tokens)
     sources = np.array(completions["source"].to_pylist(), object)
     pairs = _pairs(answers, completions["prompt_id"].to_pylist())
@@ -91,6 +92,17 @@ def measure(
         counts[source] = _count(facts, finish, chosen, reasons[refused == source])
         digests[source] = pairs[chosen]
     return Measured(Measurements(counts, digests), facts)
+
+
+def _cut(completions: pa.Table, loss_tokens: Ints) -> Bools:
+    """Which answers were cut off by length.
+
+    Of an imported answer that is only a guess from a missing end token, and the end may just be outside its mask. A
+    short one is not excused by it from the test of the spike: nobody cuts a data set at a few tokens.
+    """
+    said = np.array([reason == CUT for reason in completions["finish_reason"].to_pylist()], np.bool_)
+    guessed = np.array([origin == IMPORTED for origin in completions["origin"].to_pylist()], np.bool_)
+    return said & ~(guessed & (loss_tokens < _LEAST_CUT))
 
 
 def _count(facts: RowFacts, finish: npt.NDArray[np.object_], chosen: Bools, reasons: npt.NDArray[np.object_]) -> Counts:

@@ -15,9 +15,8 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from draftmill.audit.boundary import CUT, STOP
+from draftmill.audit.boundary import CUT, IMPORTED, STOP
 from draftmill.audit.columns import Bools, Ragged, among, ragged
-from draftmill.audit.imported import IMPORTED
 from draftmill.audit.sentences import UNKNOWN
 from draftmill.audit.tokens import TokenInfo
 from draftmill.prompts.bad import BadRecord

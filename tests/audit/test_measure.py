@@ -40,6 +40,14 @@ def test_histogram_keeps_rows_cut_by_length_apart():
     assert found.mean == (9 * 48 + 3) / 10
 
 
+def test_a_short_imported_answer_without_an_end_token_is_not_excused_as_cut():
+    short = [row(i, [1, 2, 3, 4, 5, 6], origin="imported", finish_reason="length") for i in range(87)]
+    long = [row(90 + i, list(range(40 + i)), origin="imported", finish_reason="length") for i in range(13)]
+    found = counts(short + long)
+    assert found.spike == (6, 87)
+    assert found.cut == 13
+
+
 def test_only_tokens_with_loss_are_counted():
     found = counts([row(0, [1, 2, 3, END], loss_mask=[False, True, False, True]), row(1, [1, END])])
     assert found.histogram == {2: 2}

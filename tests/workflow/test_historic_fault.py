@@ -39,7 +39,9 @@ def test_a_set_of_six_token_answers_stops_at_the_pilot(tmp_path: Path) -> None:
     assert "have exactly 6 loss tokens (limit 30%)" in said[0]
     assert "most likely thinking used up max_new_tokens" in said[0]
     store = project.folder / "build"
-    assert len(list(store.glob("completions/*[0-9a-f].parquet"))) == 1, "only the pilot's shard was generated"
+    assert len(list(store.glob("completions/????????????-????????????.parquet"))) == 1, (
+        "only the pilot's shard was generated"
+    )
     assert not list(store.glob("hidden/**/*.safetensors")), "nothing was extracted behind a failed audit"
     assert not list(store.glob("audits/*.json"))
     failed = list(store.glob("audits/failed/*.json"))
@@ -47,7 +49,7 @@ def test_a_set_of_six_token_answers_stops_at_the_pilot(tmp_path: Path) -> None:
     assert failed[0].with_suffix(".html").name in said[0]
 
     # The person looks, raises the limit on purpose, and the build goes on with what was made.
-    pilot = next(store.glob("completions/*[0-9a-f].parquet"))
+    pilot = next(store.glob("completions/????????????-????????????.parquet"))
     made = pilot.stat().st_mtime_ns
     project.configure(prompts={"sources": sources, "shard_rows": 40}, audit={"max_spike": 1.0})
     assert project.run("--until", "pilot").returncode == 0

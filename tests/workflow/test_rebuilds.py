@@ -4,6 +4,7 @@ import json
 import os
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -201,6 +202,6 @@ def test_show_prints_what_an_object_was_made_from(project: Project) -> None:
             or path.name == "index.json"
         ):
             continue
-        command = ["draftmill", "show", str(path)]
+        command = [sys.executable, "-m", "draftmill", "show", str(path)]
         result = subprocess.run(command, capture_output=True, text=True, check=True, env=project.environment)
         assert json.loads(result.stdout)
