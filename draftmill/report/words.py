@@ -59,7 +59,7 @@ def _versus(own: Acceptance, lookup: Acceptance) -> str:
         return "The drafter is clearly better."
     if mine.high < other.low:
         return "Prompt lookup is clearly better than this drafter."
-    return "The intervals overlap, so these prompts do not tell the two apart."
+    return "The two intervals overlap: take more held-out prompts to tell the two apart."
 
 
 def _equality(evaluation: Evaluation) -> str:
