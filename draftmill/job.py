@@ -114,10 +114,15 @@ class Job:
 
     @contextmanager
     def gpus(self) -> Iterator[gate.Lease]:
-        """Hold the GPUs that the rule asks for; import torch only inside, when the visible devices are set."""
+        """Hold the GPUs that the rule asks for; import torch only inside, when the visible devices are set.
+
+        Raises UserError if the job's sentinel is of another run, or if the GPUs are not free under the lease.
+        """
         config, count = self.config, int(self._snakemake.resources.gpu)
         shard = self._snakemake.params.get("shard")
         run_id = os.environ.get(RUN_VARIABLE)
+        for sentinel in self.inputs("gpu"):
+            gate.read_sentinel(sentinel, run_id)
         with gate.lease(config.gate, config.device, gpus=count, run_id=run_id, stage=self.stage, shard=shard) as lease:
             os.environ.update(lease.environment())
             if config.device == "cpu":

@@ -13,7 +13,7 @@ from types import SimpleNamespace
 import pytest
 
 from draftmill.errors import UserError
-from draftmill.gpu import processes
+from draftmill.gpu import gate, processes
 from draftmill.job import BUILDER_VARIABLE, RUN_VARIABLE, Job, follow_builder, mark_builder
 from tests.tiny import config_values
 
@@ -210,3 +210,23 @@ def test_a_job_has_its_own_journal_progress_and_versions(job, tmp_path):
     assert set(job.store.list()) == {"journal/extract/a-b/00000000.jsonl", "progress/extract/a-b.json"}
     assert job.provenance["stage"] == "extract"
     assert set(job.provenance["versions"]) == {"draftmill", "torch", "transformers", "pyarrow"}
+
+
+def test_a_sentinel_of_another_run_is_not_trusted(tmp_path, monkeypatch):
+    monkeypatch.setenv(RUN_VARIABLE, "this-run")
+    place, values = tmp_path / "sentinel.json", config_values()
+    snakemake = SimpleNamespace(
+        config=values,
+        params=type("Params", (dict,), {"stage": "extract", "name": "a", "provenance": {}})(shard="a"),
+        input={"gpu": str(place)},
+        resources=SimpleNamespace(gpu=1),
+        threads=1,
+    )
+    job = Job(snakemake)
+    asked = {"gpus": 1, "stage": "extract", "shard": "a"}
+    place.write_text(gate.sentinel(job.config.gate, "cpu", run_id="this-run", **asked).text())
+    with job.gpus() as lease:
+        assert lease.verdict.verdict == "not_required"
+    place.write_text(gate.sentinel(job.config.gate, "cpu", run_id="a-dead-run", **asked).text())
+    with pytest.raises(UserError, match="is of run a-dead-run"), job.gpus():
+        pytest.fail("a job ran behind a dead run's sentinel")
