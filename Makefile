@@ -7,18 +7,36 @@ export TOKENIZERS_PARALLELISM := false
 CORES ?= 4
 GPUS ?= 4
 
-.PHONY: demo test quick lint format clean
+.PHONY: demo demo-s3 serve-s3 test quick browser lint format clean chaos
 
 demo: .venv/ready ## the main job on a real target and real prompts, any machine, minutes
 	$(BIN)/draftmill fetch demo
 	$(BIN)/snakemake --cores $(CORES) --resources gpu=$(GPUS)
 	@$(BIN)/draftmill summary
 
+demo-s3: .venv/ready-dev ## the demo with its store on a real S3 service (SeaweedFS, in the folder build-s3)
+	$(BIN)/draftmill fetch demo
+	mkdir -p build-s3
+	sed 's|^store: .*|store: s3://draftmill/demo|' config/config.yaml > build-s3/config.yaml
+	$(BIN)/draftmill serve-s3 build-s3 --port 0 -- sh -c '$(BIN)/snakemake --configfile build-s3/config.yaml \
+	    --workflow-profile profiles/s3 --cores $(CORES) --resources gpu=$(GPUS) \
+	    && $(BIN)/draftmill summary --configfile build-s3/config.yaml'
+
+serve-s3: .venv/ready-dev ## an S3 service on this machine until Ctrl-C; says what to export
+	$(BIN)/draftmill serve-s3 build-s3
+
 test: .venv/ready-dev ## the whole test suite
 	$(BIN)/python -m pytest
 
 quick: .venv/ready-dev ## the tests that take seconds
 	$(BIN)/python -m pytest -m "not slow"
+
+chaos: .venv/ready-dev ## a build through kills and outages on SeaweedFS, held against an undisturbed one; half an hour
+	$(BIN)/python -m tests.chaos.chaos $(if $(SEED),--seed $(SEED))
+
+browser: .venv/ready-browser ## the pages in Debian's Chromium: every view, hostile texts, keyboard, phone, accessibility
+	test -x /usr/bin/chromium || { apt-get update && apt-get install --yes --no-install-recommends chromium; }
+	$(BIN)/python -m pytest tests/browser
 
 lint: .venv/ready-dev ## ruff, mypy, snakefmt, snakemake --lint
 	$(BIN)/ruff check .
@@ -35,7 +53,7 @@ reference: .venv/ready ## write config/README.md and config/schema.json from the
 	$(BIN)/draftmill reference --write
 
 clean: ## remove the environment and the demo's inputs and outputs
-	rm -rf .venv build demo logs .draftmill .snakemake
+	rm -rf .venv build build-s3 demo logs .draftmill .snakemake
 
 .venv/ready: envs/cpu.txt pyproject.toml
 	$(PYTHON) -m venv .venv
@@ -46,4 +64,8 @@ clean: ## remove the environment and the demo's inputs and outputs
 .venv/ready-dev: .venv/ready envs/dev.txt envs/dflash.txt
 	$(BIN)/python -m pip install --quiet --requirement envs/dev.txt
 	$(BIN)/python -m pip install --quiet --no-deps --requirement envs/dflash.txt
+	touch $@
+
+.venv/ready-browser: .venv/ready-dev envs/browser.txt
+	$(BIN)/python -m pip install --quiet --requirement envs/browser.txt
 	touch $@

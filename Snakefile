@@ -21,7 +21,8 @@ if not workflow.overwrite_configfiles:
 
 try:
     limit = workflow.global_resources.get("gpu")
-    build = Build.open(config, gpus=limit and limit.value)
+    build = Build.open(config, gpus=limit and limit.value, planning=workflow.is_main_process)
+    build.attach(workflow)
 except UserError as error:
     raise WorkflowError(str(error)) from None
 
@@ -57,3 +58,8 @@ onstart:
         build.start()
     except UserError as error:
         raise WorkflowError(str(error)) from None
+
+
+# What kills have left behind is of no use to a build that has succeeded.
+onsuccess:
+    build.finish()

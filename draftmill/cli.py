@@ -9,7 +9,7 @@ import sys
 
 import typer
 
-from draftmill.commands import audit, build, check, gpu
+from draftmill.commands import audit, bench, build, check, dashboard, gpu, plan, run, s3, status, store
 from draftmill.errors import UserError
 
 app = typer.Typer(
@@ -19,7 +19,7 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-for room in (build, audit, check, gpu):
+for room in (build, audit, bench, check, gpu, plan, run, s3, status, dashboard, store):
     room.register(app)
 
 

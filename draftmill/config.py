@@ -7,15 +7,17 @@ a misspelt key is an error and never a silent default.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from pathlib import Path, PurePosixPath
 from typing import Annotated, Any, Literal
 
 import yaml
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from draftmill.errors import UserError
 from draftmill.gpu.policy import GatePolicy
+from draftmill.store.settings import S3Settings
 
 Share = float
 
@@ -78,10 +80,126 @@ class PromptsConfig(Section):
     )
 
 
-class GenerateConfig(Section):
-    """How the target answers the prompts. Everything but flush_* decides the rows."""
+class ServerConfig(Section):
+    """SGLang servers of the build's own: how they are started and when they end. Nothing here decides a row."""
 
-    engine: Literal["transformers"] = Field("transformers", description="Engine that generates.")
+    gpus: int = Field(
+        1, gt=0, description="GPUs of one server (tensor parallelism); a generate job then asks for as many."
+    )
+    flags: dict[str, bool | int | float | str] = Field(
+        default_factory=dict,
+        description="Flags of `sglang.launch_server` without the dashes, over those that draftmill sets; true stands for "
+        "a bare flag and false takes one away.",
+    )
+    python: str | None = Field(
+        None, description="Python interpreter that SGLang is installed for; default: the one that runs draftmill."
+    )
+    environment: dict[str, str] = Field(
+        default_factory=dict, description="Environment variables of the server's process, such as PYTHONPATH."
+    )
+    command: list[str] | None = Field(
+        None,
+        min_length=1,
+        description="Whole command line in place of `python -m sglang.launch_server` and its flags, for a wrapper or a "
+        "stand-in; {port} and {model} are filled in.",
+    )
+    start_seconds: float = Field(
+        1200.0, gt=0, description="Seconds within which a server must have loaded its weights and answered."
+    )
+    idle_seconds: float = Field(300.0, gt=0, description="Seconds without a job after which a server ends.")
+    stop_seconds: float = Field(15.0, ge=0, description="Seconds between SIGTERM and SIGKILL of a server.")
+    max_restarts: int = Field(6, ge=0, description="Restarts within an hour after which a server is given up.")
+    min_kv_tokens: int | None = Field(
+        None, gt=0, description="Tokens that the server's KV cache must hold at least; default: one longest row."
+    )
+    first_port: int = Field(
+        21000, ge=1024, le=60000, description="Servers listen on 127.0.0.1, on ports from this one on in steps of 100."
+    )
+
+
+class SglangConfig(Section):
+    """How rows are asked of SGLang, and when a server counts as sick. Nothing here decides a row."""
+
+    urls: list[str] = Field(
+        default_factory=list,
+        description="Servers that somebody else runs, such as http://host:30000; default: servers of the build's own.",
+    )
+    server: ServerConfig = ServerConfig()
+    in_flight: int = Field(
+        512,
+        gt=0,
+        description="Rows at a server at once. CUDA graphs must reach as far, or decoding falls back to single kernels.",
+    )
+    ahead_rows: int = Field(
+        2048,
+        ge=0,
+        description="Most rows of coming shards that are generated ahead, so that a shard's slow last rows leave no "
+        "server idle; they wait in the journals of those shards.",
+    )
+    row_seconds: float = Field(120.0, gt=0, description="Deadline of a row, beside token_seconds for each token.")
+    token_seconds: float = Field(
+        0.25, ge=0, description="Seconds that each token of a row's limit adds to its deadline."
+    )
+    retries: int = Field(
+        3, ge=0, description="Times a try of a row is repeated after a timeout, an abort or a server's error."
+    )
+    backoff_seconds: float = Field(
+        1.0, gt=0, description="Pause before the first such repetition; it doubles each time, with jitter, up to 30 s."
+    )
+    canary_minutes: float = Field(
+        5.0, gt=0, description="Minutes between two canaries: one fixed prompt whose greedy answer must not change."
+    )
+    stall_seconds: float = Field(
+        180.0, gt=0, description="A server with rows in flight that decodes no token for so long is sick."
+    )
+    bad_window: int = Field(64, ge=4, description="Last rows of a server whose failures are counted.")
+    max_bad: Share = Field(
+        0.5, gt=0, le=1, description="Share of failures among them from which the server counts as sick."
+    )
+    restart_hours: float | None = Field(
+        24.0, gt=0, description="Age at which a server of the build's own is drained and started again; null: never."
+    )
+    restart_host_gib: float | None = Field(
+        None, gt=0, description="Host memory of a server of the build's own (GiB) from which it is started again."
+    )
+    patience_seconds: float = Field(
+        600.0, gt=0, description="Seconds that a server under urls may be away or sick before the build stops."
+    )
+    idle_seconds: float = Field(
+        120.0, gt=0, description="Seconds that the process which asks the servers stays when no job needs it."
+    )
+
+    @field_validator("urls")
+    @classmethod
+    def _plain_addresses(cls, urls: list[str]) -> list[str]:
+        plain = [url.rstrip("/") for url in urls]
+        if any(not url.startswith(("http://", "https://")) for url in plain) or len(set(plain)) != len(plain):
+            raise ValueError("give different addresses that begin with http:// or https://")
+        return plain
+
+
+class MixSetting(Section):
+    """One of several settings that answers are mixed from; what is null is that of `generate` itself."""
+
+    name: str = Field(min_length=1, description="Label of its rows, in their column `setting`.")
+    weight: float = Field(1.0, gt=0, description="How often it is chosen, relative to the others that a row may have.")
+    sources: list[str] | None = Field(None, description="Names of the sources whose prompts it is for; default: all.")
+    max_new_tokens: int | None = Field(None, gt=0, description="Longest answer in tokens.")
+    temperature: float | None = Field(None, ge=0, description="Sampling temperature; 0 is greedy.")
+    top_p: float | None = Field(None, gt=0, le=1, description="Nucleus sampling mass.")
+    top_k: int | None = Field(None, ge=0, description="Sample from so many best tokens; 0: all.")
+    min_p: float | None = Field(None, ge=0, lt=1, description="Least probability relative to the best token.")
+    chat_template_args: dict[str, bool | int | float | str] = Field(
+        default_factory=dict, description="Arguments of the chat template, over those of target.chat_template_args."
+    )
+
+
+class GenerateConfig(Section):
+    """How the target answers the prompts. Everything but flush_* and sglang decides the rows."""
+
+    engine: Literal["transformers", "sglang"] = Field(
+        "transformers", description="Engine that generates: transformers in the job itself, or SGLang servers."
+    )
     max_new_tokens: int = Field(2048, gt=0, description="Longest answer in tokens; a cut answer is kept as data.")
     temperature: float = Field(0.6, ge=0, description="Sampling temperature; 0 is greedy.")
     top_p: float = Field(0.95, gt=0, le=1, description="Nucleus sampling mass.")
@@ -96,6 +214,23 @@ class GenerateConfig(Section):
     max_token_run: int = Field(
         64, gt=1, description="A row that ends in so many equal tokens in a row is degenerate and is refused."
     )
+    mix: list[MixSetting] = Field(
+        default_factory=list,
+        description="Several settings mixed by weight, chosen for each answer by its prompt and sample.",
+    )
+    sglang: SglangConfig = SglangConfig()
+
+    @field_validator("mix")
+    @classmethod
+    def _names_differ(cls, mix: list[MixSetting]) -> list[MixSetting]:
+        if len({setting.name for setting in mix}) != len(mix):
+            raise ValueError("give every setting a name of its own")
+        return mix
+
+    @property
+    def longest_answer(self) -> int:
+        """The largest limit that any row may have, in tokens."""
+        return max([self.max_new_tokens, *(s.max_new_tokens for s in self.mix if s.max_new_tokens)])
 
 
 class AuditConfig(Section):
@@ -234,13 +369,45 @@ class ResourcesConfig(Section):
     gpu_retries: int = Field(
         1, ge=0, description="Times a failed GPU job is started again, on another GPU if its own turned busy or sick."
     )
+    gpu_hour_price: float | None = Field(
+        None, ge=0, description="Price of one GPU for one hour, in any currency; then costs are told beside GPU-hours."
+    )
+
+
+class PlanConfig(Section):
+    """Rates that `draftmill plan` assumes as long as nothing was measured: about one H200 with a target of 27B.
+
+    Finished jobs in the store and the pilot's record take their place. Nothing here decides anything that is built.
+    """
+
+    answer_tokens: float | None = Field(
+        None, gt=0, description="Tokens an answer; default: half of generate.max_new_tokens."
+    )
+    generate_tokens_per_second: float = Field(2000.0, gt=0, description="Tokens that a GPU generates a second.")
+    extract_tokens_per_second: float = Field(8000.0, gt=0, description="Tokens that a GPU extracts a second.")
+    train_rows_per_second: float = Field(
+        1.0, gt=0, description="Rows that a GPU trains on a second, each pass counted."
+    )
+    evaluate_tokens_per_second: float = Field(
+        10.0, gt=0, description="Tokens that a GPU evaluates a second, all three ways of decoding together."
+    )
 
 
 def _folder(path: str) -> str:
-    """The path in its plain spelling, as Snakemake wants it. Raises ValueError for what its rules would read otherwise."""
+    """The store in its plain spelling, as Snakemake wants it. Raises ValueError for what its rules would read otherwise."""
+    if path.startswith("s3://"):
+        return _bucket(path)
     plain = str(PurePosixPath(path))
     if not path or "://" in path or plain == "/" or plain.startswith("~") or set(plain) & set("{}\n"):
-        raise ValueError("give a local folder of the build's own, not ~ and without braces")
+        raise ValueError("give s3://bucket/prefix or a local folder of the build's own, not ~ and without braces")
+    return plain
+
+
+def _bucket(url: str) -> str:
+    plain = url.rstrip("/")
+    names = plain.removeprefix("s3://").split("/")
+    if any(name in (".", "..") or not re.fullmatch(r"[A-Za-z0-9._=+@,-]+", name) for name in names):
+        raise ValueError("give s3://bucket/prefix, of letters, digits and ._=+@,- between single slashes")
     return plain
 
 
@@ -248,7 +415,10 @@ class Config(Section):
     """The whole configuration."""
 
     device: Literal["cpu", "cuda"] = Field(description="Where models run.")
-    store: Annotated[str, AfterValidator(_folder)] = Field(description="Folder that all outputs live in.")
+    store: Annotated[str, AfterValidator(_folder)] = Field(
+        description="Where all outputs live: a folder, or s3://bucket/prefix."
+    )
+    s3: S3Settings = S3Settings()
     target: TargetConfig
     prompts: PromptsConfig
     generate: GenerateConfig = GenerateConfig()
@@ -259,9 +429,15 @@ class Config(Section):
     evaluate: EvaluateConfig = EvaluateConfig()
     resources: ResourcesConfig = ResourcesConfig()
     gate: GatePolicy = GatePolicy()
+    plan: PlanConfig = PlanConfig()
     pilot: int = Field(
         0, ge=0, description="Which train shard, counted from 0 in index order, goes first; all others wait for it."
     )
+
+    def gate_device(self, stage: str) -> Literal["cpu", "cuda"]:
+        """Where a stage's job needs a GPU of this host: nowhere when it only asks servers that somebody else runs."""
+        elsewhere = stage == "generate" and self.generate.engine == "sglang" and bool(self.generate.sglang.urls)
+        return "cpu" if elsewhere else self.device
 
     @property
     def dtype(self) -> Literal["float32", "bfloat16"]:

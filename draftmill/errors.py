@@ -4,9 +4,22 @@
 its traceback.
 """
 
+from __future__ import annotations
+
+from typing import Literal
+
+# Why something ended that did not succeed. A mistake or a full disk waits for a person; what is late (the store), expired
+# (credentials) or busy (GPUs) may pass by itself; interrupted is Ctrl-C, a fault is an exception that nobody foresaw.
+Kind = Literal["mistake", "late", "expired", "busy", "full", "interrupted", "fault"]
+
 
 class UserError(Exception):
-    """A mistake or a limit that the user can act on. The message is shown alone, so it must stand alone."""
+    """A mistake or a limit that the user can act on. The message is shown alone, so it must stand alone.
+
+    `kind` is what `draftmill run` goes by (outcomes.py): a mistake needs a person, every other kind may pass.
+    """
+
+    kind: Kind = "mistake"
 
 
 def reason(error: BaseException) -> str:

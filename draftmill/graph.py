@@ -9,18 +9,22 @@ again alone.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import accumulate, islice
 
 from draftmill import layout
 from draftmill.config import Config
+from draftmill.layout import DRAFTER_FILES
 from draftmill.prompts.index import Index
 from draftmill.specs import Specs, windows
 
 Keys = list[str]
 # The name of a job whose stage runs once.
 ONCE = "0"
+# More shards than a lane ever has rows of at a time.
+_COMING = 256
 
 
 @dataclass(frozen=True)
@@ -63,6 +67,33 @@ class Graph:
     def pilot_shard(self) -> str:
         """The shard that goes first."""
         return self.train[self.config.pilot]
+
+    @cached_property
+    def _turns(self) -> Mapping[str, int]:
+        order = [self.pilot_shard, *(shard for shard in self.shards if shard != self.pilot_shard)]
+        return {shard: number for number, shard in enumerate(order)}
+
+    def turn(self, stage: str, shard: str) -> float:
+        """What Snakemake is to prefer among jobs of one priority, from 1 downwards; 0 where nothing is preferred.
+
+        Shards that servers generate come in the order in which the servers take them up.
+        """
+        if stage != "generate" or self.config.generate.engine != "sglang":
+            return 0
+        return 1 - self._turns[shard] / len(self._turns)
+
+    def coming(self, shard: str) -> list[str]:
+        """Shards that are still to be generated beside this one, in their turn, as many as could ever be needed.
+
+        None beside the pilot, which everything waits for.
+        """
+        if shard == self.pilot_shard:
+            return []
+        return list(islice((other for other in self._to_generate if other != shard), _COMING))
+
+    @cached_property
+    def _to_generate(self) -> list[str]:
+        return [shard for shard in self._turns if self.wanted("generate", shard)]
 
     @cached_property
     def _window_of(self) -> Mapping[str, int]:
@@ -130,37 +161,69 @@ class Graph:
 
     def outputs(self, stage: str, name: str) -> Keys:
         """What a job makes."""
-        made: dict[str, Callable[[], Keys]] = {
-            "generate": lambda: [self.completions(name), self.rejected(name)],
-            "audit": lambda: [self.audit(name), self.audit_page(name)],
-            "audit_set": lambda: [self.audit_set()],
-            "extract": lambda: [self.hidden(name)],
-            "pilot": lambda: [self.pilot()],
-            "train": lambda: [self.drafter(name, file) for file in DRAFTER_FILES],
-            "evaluate": lambda: [self.evaluation()],
-            "report": lambda: [self.report()],
+        # Asked several times a job while Snakemake plans, so no table is built here.
+        match stage:
+            case "generate":
+                return [self.completions(name), self.rejected(name)]
+            case "audit":
+                return [self.audit(name), self.audit_page(name)]
+            case "extract":
+                return [self.hidden(name)]
+            case "train":
+                return [self.drafter(name, file) for file in DRAFTER_FILES]
+        once = {
+            "audit_set": self.audit_set,
+            "pilot": self.pilot,
+            "evaluate": self.evaluation,
+            "report": self.report,
         }
-        return made[stage]()
+        return [once[stage]()]
 
     def wanted(self, stage: str, name: str) -> bool:
         """Whether something that a job makes is absent."""
-        return any(key not in self.present for key in self.outputs(stage, name))
+        return not self.present.issuperset(self.outputs(stage, name))
 
     def inputs(self, stage: str, name: str) -> dict[str, Keys]:
         """What a job reads, and under `after` what it only waits for; nothing for a job whose outputs are there."""
         if not self.wanted(stage, name):
             return {}
-        drawn: dict[str, Callable[[], dict[str, Keys]]] = {
-            "generate": lambda: {"prompts": self._published(name), "after": self._after_pilot(name)},
-            "audit": lambda: {"completions": [self.completions(name)], "rejected": [self.rejected(name)]},
+        match stage:
+            case "generate":
+                return {"prompts": self._published(name), "after": self._after_pilot(name)}
+            case "audit":
+                return {"completions": [self.completions(name)], "rejected": [self.rejected(name)]}
+            case "extract":
+                return {"completions": [self.completions(name)], "after": self._before_extract(name)}
+            case "train":
+                return self._train_inputs(int(name))
+        once = {
             "audit_set": lambda: {"audits": [self.audit(shard) for shard in self.shards]},
-            "extract": lambda: {"completions": [self.completions(name)], "after": self._before_extract(name)},
             "pilot": self._pilot_inputs,
-            "train": lambda: self._train_inputs(int(name)),
             "evaluate": self._evaluate_inputs,
             "report": self._report_inputs,
         }
-        return drawn[stage]()
+        return once[stage]()
+
+    def reads(self, stage: str, name: str) -> dict[str, Keys]:
+        """What a job reads, without what it only waits for."""
+        return {kind: keys for kind, keys in self.inputs(stage, name).items() if kind != "after"}
+
+    def lacks(self, stage: str, name: str) -> Keys:
+        """What a job reads or waits for and the store lacks."""
+        return [key for keys in self.inputs(stage, name).values() for key in keys if key not in self.present]
+
+    def awaits(self, stage: str, name: str) -> Keys:
+        """The same without what others of it wait for by themselves: edges are what a plan's time goes into."""
+        lacks = self.lacks(stage, name)
+        implied: set[str] = set()
+        if stage == "extract" and self.audit(name) not in self.present:
+            implied = {self.completions(name)}
+            if name != self.pilot_shard and self.completions(name) not in self.present:
+                implied.add(self.pilot())
+        elif stage == "train":
+            shards = (*self.windows[int(name)], *self.held_out)
+            implied = {self.audit(shard) for shard in shards if self.hidden(shard) not in self.present}
+        return [key for key in lacks if key not in implied]
 
     def _published(self, shard: str) -> Keys:
         # New shards are published when a build starts, before its first job; a plan alone writes nothing.
@@ -219,14 +282,20 @@ class Graph:
 
     def gpus(self, stage: str) -> int:
         """GPUs that one job of a stage holds."""
+        if stage == "generate" and self.config.generate.engine == "sglang":
+            return self.config.generate.sglang.server.gpus
         return self.config.resources.train_gpus if stage == "train" else 1
 
     def span(self, window: int) -> tuple[float, float]:
         """The share of the whole run that a window's training covers, by rows."""
+        rows = self._rows_until
+        return rows[window] / rows[-1], rows[window + 1] / rows[-1]
+
+    @cached_property
+    def _rows_until(self) -> list[int]:
+        """Train rows before each window, and all of them."""
         rows = {shard.name: shard.rows for shard in self.index.train}
-        sizes = [sum(rows[shard] for shard in shards) for shards in self.windows]
-        before = sum(sizes[:window])
-        return before / sum(sizes), (before + sizes[window]) / sum(sizes)
+        return [0, *accumulate(sum(rows[shard] for shard in shards) for shards in self.windows)]
 
     def results(self) -> Keys:
         """Everything a whole build leaves; temporary hidden states are no result."""
@@ -234,6 +303,18 @@ class Graph:
         kept = self.shards if self.config.hidden.policy == "keep" else self.held_out
         once = [key for stage in ("pilot", "audit_set", "evaluate", "report") for key in self.outputs(stage, ONCE)]
         return [*each, *map(self.hidden, kept), *self.outputs("train", str(self.last_window)), *once]
+
+    def targets(self) -> Keys:
+        """The results by which a build finds every job: of a job that has made nothing yet its first output is enough."""
+        beside = {"generate": self.rejected, "audit": self.audit_page}
+        first = {"generate": self.completions, "audit": self.audit}
+        found = {
+            key(shard)
+            for stage, key in beside.items()
+            for shard in self.shards
+            if first[stage](shard) not in self.present
+        }
+        return [key for key in self.results() if key not in found]
 
     def missing_rows(self) -> dict[str, int]:
         """Rows of the shards whose completions or hidden states are still to be made, by stage."""
@@ -252,6 +333,3 @@ class Graph:
         """The window behind the last one that has its drafter; drafters before that one may have been deleted."""
         finished = [not self.wanted("train", str(number)) for number in range(len(self.windows))]
         return max((number + 1 for number, done in enumerate(finished) if done), default=0)
-
-
-DRAFTER_FILES = ("model.safetensors", "config.json", "resume/trainer.safetensors", "train.json")

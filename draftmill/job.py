@@ -7,6 +7,7 @@ next call finds no rival; nothing is lost, because work is journalled and files 
 
 from __future__ import annotations
 
+import errno
 import os
 import secrets
 import signal
@@ -14,24 +15,28 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 
-from draftmill import __version__, layout
+from draftmill import __version__, build_claims, layout, outcomes
 from draftmill.config import Config, parse
-from draftmill.errors import UserError
+from draftmill.errors import Kind, UserError
 from draftmill.gpu import gate, processes
 from draftmill.progress import Heartbeat
+from draftmill.records import Work, recording
 from draftmill.store.journal import Journal
-from draftmill.store.local import LocalStore
+from draftmill.store.open import open_store
+from draftmill.store.workplace import Workplace, without_waiting
 
 # Inherited by every job of a build: the run's id, and the process whose end ends the jobs.
-RUN_VARIABLE, BUILDER_VARIABLE = "DRAFTMILL_RUN", "DRAFTMILL_BUILDER"
+RUN_VARIABLE, BUILDER_VARIABLE = outcomes.RUN_VARIABLE, "DRAFTMILL_BUILDER"
 _LOOK_SECONDS = 0.5
+_SCRATCH = Path(".draftmill/scratch")
 # What the system says of a full disk, also through libraries that hide the error's number.
 _FULL = ("No space left on device", "Disk quota exceeded")
+_REFUSED = (errno.EROFS, errno.EACCES, errno.EPERM)
 
 
 def mark_builder() -> str:
@@ -41,6 +46,12 @@ def mark_builder() -> str:
         os.environ[RUN_VARIABLE] = secrets.token_hex(6)
         os.environ[BUILDER_VARIABLE] = f"{processes.boot_id()} {processes.pid_namespace()} {me.pid} {me.start}"
     return os.environ[RUN_VARIABLE]
+
+
+def is_builder() -> bool:
+    """Whether this process is the one that the build's end hangs on, rather than something that it started."""
+    me = processes.myself()
+    return os.environ.get(BUILDER_VARIABLE, "").split()[2:] == [str(me.pid), str(me.start)]
 
 
 def follow_builder(end: Callable[[], None] | None = None) -> None:
@@ -71,11 +82,15 @@ class Job:
     def __init__(self, snakemake: Any) -> None:
         """Raises UserError if the configuration is wrong."""
         self._snakemake = snakemake
-        self.config: Config = parse(snakemake.config)
         self.stage: str = snakemake.params.stage
         self.name: str = snakemake.params.name
+        outcomes.note("began", job=f"{self.stage} {self.name}")
+        self.config: Config = parse(snakemake.config)
         self.provenance: dict[str, Any] = {**snakemake.params.provenance, "versions": versions()}
-        self.store = LocalStore(Path(self.config.store))
+        self.store = open_store(self.config.store, self.config.s3)
+        self.place = Workplace(self.store, _SCRATCH)
+        self._held: dict[str, Any] = {}
+        self.work = Work(self.stage, self.name, os.environ.get(RUN_VARIABLE, ""), self.provenance["versions"])
 
     def param(self, name: str) -> Any:
         """A parameter of the rule."""
@@ -102,33 +117,89 @@ class Job:
     def heartbeat(self, total: int, unit: str = "rows") -> Heartbeat:
         """Progress of this job in the store and in its log."""
         key = layout.progress(self.stage, self.name)
-        return Heartbeat(self.store, key, stage=self.stage, name=self.name, total=total, unit=unit)
+        return Heartbeat(
+            without_waiting(self.store), key, stage=self.stage, name=self.name, total=total, unit=unit, facts=self._held
+        )
 
     def journal(self) -> Journal:
         """Unfinished rows of this job, in the store."""
-        return Journal(self.store, layout.journal(self.stage, self.name))
+        return self.place.journal(layout.journal(self.stage, self.name))
 
-    def journal_folder(self) -> Path:
-        """A folder for unfinished work of this job."""
-        return self.store.path(layout.journal(self.stage, self.name))
+    def journal_folder(self) -> tuple[Path, Callable[[Path], None]]:
+        """A folder for unfinished work of this job, and what to call for each file written there."""
+        return self.place.folder(layout.journal(self.stage, self.name))
 
     @contextmanager
-    def gpus(self) -> Iterator[gate.Lease]:
+    def claimed(self) -> Iterator[bool]:
+        """Hold the job's claim inside; False when another build has made the outputs, which are then taken from it."""
+        outputs = self._objects(dict(self._snakemake.output.items()))
+        if self.stage not in build_claims.STAGES or not outputs:
+            yield True
+            return
+        claims = build_claims.claims_of(self.store, self.work.run)
+
+        def finished() -> bool:
+            return all(self.store.info(key) is not None for key in outputs)
+
+        with claims.claimed(layout.claim(self.stage, self.name), finished) as todo:
+            if not todo:
+                print("Another build has finished this job: its outputs are taken.", flush=True)
+                self.place.take(outputs)
+            yield todo
+
+    def recorded(self) -> AbstractContextManager[Work]:
+        """What runs inside is recorded beside its outputs if it succeeds (records.py)."""
+        made, read = self._snakemake.output, self._snakemake.input
+        inputs = {name: read[name] for name, _ in read.items() if name not in ("after", "gpu")}
+        return recording(self.store, self.work, outputs=self._objects(dict(made.items())), inputs=self._objects(inputs))
+
+    def commit(self) -> None:
+        """Publish the outputs where Snakemake has only copies; the journal may go then."""
+        self.place.commit(self._objects(dict(self._snakemake.output.items())))
+
+    def _objects(self, paths: Mapping[str, Any]) -> dict[str, Path]:
+        """Local files of objects by key."""
+        each = [one for value in paths.values() for one in ([value] if isinstance(value, str) else value)]
+        return {self.place.key(Path(path)): Path(path) for path in each}
+
+    @contextmanager
+    def gpus(self, server_spec: str | None = None) -> Iterator[gate.Lease]:
         """Hold the GPUs that the rule asks for; import torch only inside, when the visible devices are set.
 
-        Raises UserError if the job's sentinel is of another run, or if the GPUs are not free under the lease.
+        A server of ours with this `server_spec` stays and is the job's to use; any other leaves. Raises UserError if the
+        job's sentinel is of another run, or if the GPUs are not free under the lease.
         """
         config, count = self.config, int(self._snakemake.resources.gpu)
         shard = self._snakemake.params.get("shard")
         run_id = os.environ.get(RUN_VARIABLE)
         for sentinel in self.inputs("gpu"):
             gate.read_sentinel(sentinel, run_id)
-        with gate.lease(config.gate, config.device, gpus=count, run_id=run_id, stage=self.stage, shard=shard) as lease:
+        with gate.lease(
+            config.gate,
+            config.gate_device(self.stage),
+            gpus=count,
+            run_id=run_id,
+            stage=self.stage,
+            shard=shard,
+            server_spec=server_spec,
+        ) as lease:
             os.environ.update(lease.environment())
             if config.device == "cpu":
                 os.environ["OMP_NUM_THREADS"] = str(self._snakemake.threads)
             print(f"gpu gate: {lease.verdict.verdict} {' '.join(lease.uuids)}", flush=True)
+            self.work.gpus[:] = lease.uuids
+            self._held = _held(lease)
             yield lease
+
+
+def _held(lease: gate.Lease) -> dict[str, Any]:
+    """What the heartbeats of a job say of its GPUs: which, and what the gate found."""
+    found = lease.verdict
+    reasons = [reason.code for reason in found.reasons]
+    return {
+        "gpus": list(lease.uuids),
+        "gate": {"verdict": found.verdict, "checked_at": found.checked_at, "reasons": reasons},
+    }
 
 
 def versions() -> dict[str, str]:
@@ -145,9 +216,16 @@ def run(snakemake: Any, main: Callable[[Job], None]) -> None:
     terminal = os.dup(2)
     _redirect(Path(snakemake.log[0]))
     try:
-        main(Job(snakemake))
+        job = Job(snakemake)
+        with job.claimed() as todo:
+            if todo:
+                with job.recorded():
+                    main(job)
+                    job.commit()
+        outcomes.note("done")
     except BaseException as error:
-        sentence = _sentence(error)
+        kind, sentence = _verdict(error)
+        outcomes.note(kind, sentence or repr(error))
         if sentence is None:
             traceback.print_exc()
             raise
@@ -156,16 +234,20 @@ def run(snakemake: Any, main: Callable[[Job], None]) -> None:
         sys.exit(1)
 
 
-def _sentence(error: BaseException) -> str | None:
-    """What to say of a user's mistake, of Ctrl-C or of a full disk; None for a fault."""
+def _verdict(error: BaseException) -> tuple[Kind, str | None]:
+    """What ended the job and what to say of a user's mistake, of Ctrl-C or of a full disk; no words for a fault."""
     if isinstance(error, UserError):
-        return str(error)
+        return error.kind, str(error)
     if isinstance(error, KeyboardInterrupt):
-        return "Interrupted: give the same command again to go on."
-    full = any(words in str(error) for words in _FULL)
-    return (
-        "The disk has run full: free some and give the same command again; nothing finished is lost." if full else None
-    )
+        return "interrupted", "Interrupted: give the same command again to go on."
+    if any(words in str(error) for words in _FULL):
+        return "full", "The disk has run full: free some and give the same command again; nothing finished is lost."
+    if isinstance(error, OSError) and error.errno in _REFUSED and error.filename:
+        return "full", (
+            f"{error.filename} cannot be written or read ({error.strerror}): mend its permissions and give the same command "
+            "again; nothing finished is lost."
+        )
+    return "fault", None
 
 
 def _redirect(log: Path) -> None:

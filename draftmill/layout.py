@@ -7,6 +7,14 @@ its bytes. Rules, stages and readers take names from here only.
 from __future__ import annotations
 
 INDEX = "prompts/index.json"
+# Where rules and prompts leave their objects; a plan lists these alone.
+FOLDERS = ("prompts/", "completions/", "audits/", "hidden/", "pilot/", "drafter/", "eval/", "report/")
+# What earlier indexes held (prompts/history.py).
+HISTORY = "prompts/history.parquet"
+KIN = "prompts/kin.json"
+# What training leaves in the folder of a window.
+DRAFTER_FILES = ("model.safetensors", "config.json", "resume/trainer.safetensors", "train.json")
+BUILD = "progress/build.json"
 
 
 def prompts(shard: str) -> str:
@@ -82,6 +90,16 @@ def journal(stage: str, name: str) -> str:
 def progress(stage: str, name: str) -> str:
     """The heartbeat of a job."""
     return f"progress/{stage}/{name}.json"
+
+
+def claim(stage: str, name: str) -> str:
+    """Who works on a job now (store/claims.py)."""
+    return f"claims/{stage}/{name}.json"
+
+
+def record(stage: str, name: str) -> str:
+    """The record of a finished job."""
+    return f"records/{stage}/{name}.json"
 
 
 def probe(pid: int) -> str:

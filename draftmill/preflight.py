@@ -21,8 +21,10 @@ from draftmill.config import Config
 from draftmill.drafter.spec import resolve_shape
 from draftmill.errors import UserError
 from draftmill.graph import Graph
+from draftmill.memory import available_memory, memory_limit
 from draftmill.prompts.index import Index
-from draftmill.store.local import LocalStore
+from draftmill.store.base import Store
+from draftmill.store.selftest import check_store
 from draftmill.target import files
 
 _GIB = 2**30
@@ -34,7 +36,6 @@ _SLACK_BYTES = 256 * 2**20
 # What Python, torch and transformers take beside the weights.
 _PROCESS_BYTES = 1 * _GIB
 _PILOT_MARGIN = 1.25
-_GROUPS, _OWN_GROUPS, _MEMORY = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup"), Path("/proc/meminfo")
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,13 +52,13 @@ class Needs:
         return self.completions + self.hidden + _SLACK_BYTES
 
 
-def needs(graph: Graph, store: LocalStore) -> Needs:
+def needs(graph: Graph, store: Store) -> Needs:
     """Reckon the needs of what the graph still lacks."""
     config, index, missing = graph.config, graph.index, graph.missing_rows()
     shape = resolve_shape(config.drafter, config.hidden, files.read_config(config.target))
     a_prompt = tokens_a_row(graph, store) * config.generate.samples
     states = a_prompt * len(shape.taps) * shape.hidden_size * _BFLOAT16
-    hidden = min(missing["extract"], _most_rows(config, index)) * states
+    hidden = min(missing["extract"], most_rows(config, index)) * states
     # Extraction holds a shard of states beside the weights.
     largest = max(shard.rows for shard in index.shards) * states
     return Needs(
@@ -67,7 +68,7 @@ def needs(graph: Graph, store: LocalStore) -> Needs:
     )
 
 
-def _most_rows(config: Config, index: Index) -> int:
+def most_rows(config: Config, index: Index) -> int:
     """Most prompts whose hidden states are in the store at the same time."""
     train = sorted((shard.rows for shard in index.train), reverse=True)
     if config.hidden.policy == "window":
@@ -77,11 +78,11 @@ def _most_rows(config: Config, index: Index) -> int:
     return sum(train) + sum(shard.rows for shard in index.held_out)
 
 
-def tokens_a_row(graph: Graph, store: LocalStore) -> float:
+def tokens_a_row(graph: Graph, store: Store) -> float:
     """Tokens a row, prompt and answer together: as the pilot of these settings measured, else an upper bound."""
     shards = graph.index.shards
     prompt = sum(shard.bytes for shard in shards) / sum(shard.rows for shard in shards)
-    bound = min(files.context_length(graph.config.target), prompt + graph.config.generate.max_new_tokens)
+    bound = min(files.context_length(graph.config.target), prompt + graph.config.generate.longest_answer)
     try:
         measured = json.loads(store.get(graph.pilot()))
         return min(bound, _PILOT_MARGIN * float(measured["tokens"]) / float(measured["rows"]))
@@ -89,7 +90,7 @@ def tokens_a_row(graph: Graph, store: LocalStore) -> float:
         return bound
     except (ValueError, TypeError, ZeroDivisionError):
         raise UserError(
-            f"{store.path(graph.pilot())} is no readable pilot record: delete it and build again."
+            f"{store.address(graph.pilot())} is no readable pilot record: delete it and build again."
         ) from None
 
 
@@ -101,18 +102,17 @@ def weight_bytes(config: Config) -> int:
     return stored * (2 if config.dtype == "float32" else 1)
 
 
-def preflight(need: Needs, config: Config, store: LocalStore) -> None:
+def preflight(need: Needs, config: Config, store: Store) -> None:
     """Raise UserError for the first thing this host lacks: a writable store, the target's weights, disk, memory."""
-    _check_store(store)
+    _check_store(config, store)
     _check_weights(config)
     _check_disk(need, config, store)
     _check_memory(need)
 
 
-def _check_store(store: LocalStore) -> None:
+def _check_store(config: Config, store: Store) -> None:
     try:
-        store.put(layout.probe(os.getpid()), b"")
-        store.delete(layout.probe(os.getpid()))
+        check_store(store, layout.probe(os.getpid()), max_skew_s=config.s3.max_clock_skew_s)
     except OSError as error:
         raise UserError(f"store: {store.url} cannot be written ({error.strerror}): choose another folder.") from None
 
@@ -124,9 +124,15 @@ def _check_weights(config: Config) -> None:
         raise UserError(f"target.model: the folder {folder} holds no *.safetensors: copy or convert the weights.")
 
 
-def _check_disk(need: Needs, config: Config, store: LocalStore) -> None:
-    free = shutil.disk_usage(store.root).free
-    if need.disk > free:
+def _check_disk(need: Needs, config: Config, store: Store) -> None:
+    free, local = store.free_bytes(), shutil.disk_usage(".").free
+    if free is None and need.disk > local:
+        raise UserError(
+            f"store: the build may make {_gib(need.disk)} ({_gib(need.hidden)} of it hidden states), of which copies stay on "
+            f"this machine while it runs, but the disk of {Path.cwd()} has {_gib(local)} free: free some, or set "
+            "hidden.policy to window."
+        )
+    if free is not None and need.disk > free:
         raise UserError(
             f"store: the build may write {_gib(need.disk)} ({_gib(need.hidden)} of it hidden states) but {store.url} has "
             f"{_gib(free)} free: free some, take fewer prompts or taps, or set hidden.policy to window."
@@ -151,33 +157,6 @@ def _check_memory(need: Needs) -> None:
             "now: if it can be given no more, make prompts.shard_rows smaller or stop what else runs.",
             file=sys.stderr,
         )
-
-
-def available_memory() -> int | None:
-    """Bytes that new processes can take now without swapping; None where the kernel does not say."""
-    found = [line.split()[1] for line in _lines(_MEMORY) if line.startswith("MemAvailable:")]
-    return int(found[0]) * 1024 if found else None
-
-
-def memory_limit() -> int | None:
-    """The least limit in bytes of this process's control groups, version 1 or 2; None where there is none."""
-    found: list[int] = []
-    for line in _lines(_OWN_GROUPS):
-        _, controllers, own = line.split(":", 2)
-        if controllers and "memory" not in controllers.split(","):
-            continue
-        top, name = (_GROUPS / "memory", "memory.limit_in_bytes") if controllers else (_GROUPS, "memory.max")
-        group = top / own.lstrip("/")
-        places = [place for place in (group, *group.parents) if place.is_relative_to(top)]
-        found += [int(text) for place in places for text in _lines(place / name) if text.isdigit()]
-    return min(found, default=None)
-
-
-def _lines(path: Path) -> list[str]:
-    try:
-        return path.read_text(encoding="utf-8").splitlines()
-    except OSError:
-        return []
 
 
 def _gib(count: int) -> str:

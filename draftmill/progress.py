@@ -2,6 +2,9 @@
 
 One JSON object a job, replaced every few seconds. It may hold times, rates and hosts, because it is no output: outputs
 are functions of their inputs. On a terminal the same numbers are a bar, elsewhere a plain line now and then.
+
+A heartbeat must never cost work: it is written by a thread of its own, the newest wins, and a store that is slow or away
+is passed over until the next one.
 """
 
 from __future__ import annotations
@@ -9,7 +12,9 @@ from __future__ import annotations
 import os
 import socket
 import sys
+import threading
 import time
+from collections import deque
 from collections.abc import Callable, Mapping
 from types import TracebackType
 from typing import Any
@@ -21,6 +26,11 @@ from draftmill.store.base import Store
 
 _BEAT_SECONDS = 2.0
 _LINE_SECONDS = 10.0
+_MINUTE_S = 60.0
+# How long a job that has ended waits for its last word to be written.
+_LAST_WORD_S = 10.0
+_ERROR = 500
+_PAGE = os.sysconf("SC_PAGE_SIZE")
 
 
 class Heartbeat:
@@ -36,13 +46,16 @@ class Heartbeat:
         total: int,
         unit: str = "rows",
         clock: Callable[[], float] = time.time,
+        facts: Mapping[str, Any] | None = None,
     ) -> None:
-        """`key` is the heartbeat's place in the store, `total` the number of units the job has."""
-        self._store, self._key, self._clock = store, key, clock
+        """`key` is the heartbeat's place in the store, `total` the number of units, `facts` further fields of it."""
+        self._clock, self._writer = clock, _Writer(store, key)
         self._total, self._label, self._unit = total, f"{stage} {name}", unit
         self._started = self._beat = self._line = clock()
         self._fields: dict[str, Any] = {"stage": stage, "name": name, "unit": unit, "total": total}
+        self._facts: dict[str, Any] = dict(facts or {})
         self.done, self.tokens, self._resumed = 0, 0, 0
+        self._minute = deque([(self._started, 0)])
         self._bar = _bar() if sys.stderr.isatty() else None
 
     def __enter__(self) -> Heartbeat:
@@ -62,20 +75,41 @@ class Heartbeat:
         """Add finished units and their tokens; `facts` are further fields of the heartbeat."""
         self.done += units
         self.tokens += tokens
-        self._fields.update(facts or {})
+        self._tell(facts or {})
+
+    def report(self, done: int, tokens: int, resumed: int, facts: Mapping[str, Any]) -> None:
+        """Set what somebody else has counted; `facts` win over what is computed here."""
+        self.done, self.tokens, self._resumed = done, tokens, resumed
+        self._tell(facts)
+
+    def settle(self, timeout_s: float = _LAST_WORD_S) -> bool:
+        """Wait until the newest heartbeat was tried; False if the time was too short."""
+        return self._writer.settle(timeout_s)
+
+    def _tell(self, facts: Mapping[str, Any]) -> None:
+        self._facts.update(facts)
         now = self._clock()
         if self._bar is not None:
             self._bar.update(self._task, completed=self.done)
         elif now - self._line >= _LINE_SECONDS:
             self._line = now
-            rate = f", {self._rate(now):.1f} tokens/s" if self.tokens else ""
+            rate = f", {self._rates(now)['tokens_per_second']:.1f} tokens/s" if self.tokens else ""
             print(f"{self._label}: {self.done}/{self._total} {self._unit}{rate}", flush=True)
         if now - self._beat >= _BEAT_SECONDS:
             self._beat = now
             self._write("running")
 
-    def _rate(self, now: float) -> float:
-        return self.tokens / max(now - self._started, 1e-9)
+    def _rates(self, now: float) -> dict[str, float]:
+        """Tokens a second since the start and over the last minute."""
+        self._minute.append((now, self.tokens))
+        while len(self._minute) > 1 and now - self._minute[1][0] >= _MINUTE_S:
+            self._minute.popleft()
+        then, before = self._minute[0]
+        computed = {
+            "tokens_per_second": round(self.tokens / max(now - self._started, 1e-9), 3),
+            "tokens_1m": round((self.tokens - before) / max(now - then, 1e-9), 3),
+        }
+        return computed | {name: self._facts[name] for name in computed if name in self._facts}
 
     def _write(self, state: str) -> None:
         now = self._clock()
@@ -85,13 +119,15 @@ class Heartbeat:
             "done": self.done,
             "resumed": self._resumed,
             "tokens": self.tokens,
-            "tokens_per_second": round(self._rate(now), 3),
             "started": self._started,
             "updated": now,
             "host": socket.gethostname(),
             "pid": os.getpid(),
+            "memory_bytes": _resident(),
+            **self._facts,
+            **self._rates(now),
         }
-        self._store.put(self._key, canonical_json(beat).encode())
+        self._writer.post(canonical_json(beat).encode())
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -99,7 +135,55 @@ class Heartbeat:
         """Stop the bar and leave a last heartbeat that says how it ended."""
         if self._bar is not None:
             self._bar.stop()
+        if error is not None:
+            self._facts["error"] = (str(error) or type(error).__name__)[:_ERROR]
         self._write("done" if kind is None else "failed")
+        self._writer.settle(_LAST_WORD_S)
+
+
+class _Writer:
+    """Puts the newest of the values it is given, from a thread that nobody waits for."""
+
+    def __init__(self, store: Store, key: str) -> None:
+        self._store, self._key = store, key
+        self._newest: bytes | None = None
+        self._busy = False
+        self._change = threading.Condition()
+
+    def post(self, data: bytes) -> None:
+        """Take a value to be written; it replaces one that still waits."""
+        with self._change:
+            self._newest = data
+            if not self._busy:
+                self._busy = True
+                threading.Thread(target=self._work, name="heartbeat", daemon=True).start()
+
+    def settle(self, timeout_s: float) -> bool:
+        """Wait until nothing is left to write."""
+        with self._change:
+            return self._change.wait_for(lambda: not self._busy, timeout_s)
+
+    def _work(self) -> None:
+        while True:
+            with self._change:
+                data, self._newest = self._newest, None
+                if data is None:
+                    self._busy = False
+                    self._change.notify_all()
+                    return
+            try:
+                self._store.put(self._key, data)
+            except Exception as error:  # whatever it is, the work is worth more
+                print(f"a heartbeat could not be written: {error}", flush=True)
+
+
+def _resident() -> int | None:
+    """Bytes of memory that this process holds; None where the system does not say."""
+    try:
+        with open("/proc/self/statm") as file:
+            return int(file.read().split()[1]) * _PAGE
+    except (OSError, ValueError, IndexError):
+        return None
 
 
 def _bar() -> Progress:

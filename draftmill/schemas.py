@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from draftmill.canonical import canonical_json
@@ -44,6 +45,9 @@ COMPLETIONS = pa.schema(
         pa.field("text", pa.string(), nullable=False),
     ]
 )
+
+# Where several settings are mixed (generate.mix) each row says which it was asked under; "" is that of `generate` itself.
+MIXED_COMPLETIONS = COMPLETIONS.append(pa.field("setting", pa.string(), nullable=False))
 
 REJECTED = pa.schema(
     [
@@ -85,6 +89,22 @@ def read_table(path: Path, schema: pa.Schema) -> pa.Table:
         raise UserError(
             f"{path} is not a readable {'/'.join(schema.names[:2])} file ({reason(error)}): delete it and build again."
         ) from None
+
+
+def read_completions(path: Path) -> pa.Table:
+    """A completions file as a table with the columns of COMPLETIONS, for counting by group.
+
+    Where settings were mixed, a row's group is its source and its setting: "source · setting" stands for its source.
+    Raises UserError like read_rows.
+    """
+    table = read_table(path, COMPLETIONS)
+    if "setting" not in pq.read_schema(path.absolute()).names:
+        return table
+    settings = read_table(path, MIXED_COMPLETIONS)["setting"]
+    groups = pc.binary_join_element_wise(table["source"], settings, " · ")
+    plain = pc.equal(settings, "")
+    found = pc.if_else(plain, table["source"], groups)
+    return table.set_column(table.schema.get_field_index("source"), COMPLETIONS.field("source"), found)
 
 
 def read_provenance(path: Path) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from draftmill.canonical import fingerprint
-from draftmill.config import Config
+from draftmill.config import Config, GenerateConfig
 
 SPEC_VERSIONS: Mapping[str, int] = {
     "generate": 1,
@@ -30,7 +30,7 @@ SPEC_VERSIONS: Mapping[str, int] = {
 }
 
 # Keys of a section that leave its output's bytes alone.
-_GENERATE_FREE = {"flush_rows", "flush_seconds"}
+_GENERATE_FREE = {"flush_rows", "flush_seconds", "sglang"}
 _TRAIN_FREE = {"save_every", "micro_batch_rows"}
 
 
@@ -60,6 +60,16 @@ def windows(config: Config, train: Sequence[str]) -> list[list[str]]:
     return [list(train[start : start + size]) for start in range(0, len(train), max(size, 1))]
 
 
+def _sampling(generate: GenerateConfig) -> dict[str, Any]:
+    """What decides the rows; a key that came later is left out while it says nothing, so that older objects stand."""
+    settings = generate.model_dump(mode="json", exclude=_GENERATE_FREE)
+    if generate.engine == "sglang":
+        del settings["batch_size"]
+    if not generate.mix:
+        del settings["mix"]
+    return settings
+
+
 def resolve(
     config: Config, target: str, context: int, drafter: Mapping[str, Any], shards: Shards, counts: Mapping[str, Any]
 ) -> Specs:
@@ -87,7 +97,7 @@ def resolve(
         [],
         target=model,
         chat_template_args=config.target.chat_template_args,
-        sampling=config.generate.model_dump(mode="json", exclude=_GENERATE_FREE),
+        sampling=_sampling(config.generate),
     )
     add("audit", [fp["generate"]], limits=config.audit.model_dump(mode="json"))
     add("audit_set", [fp["audit"]], shards=[*shards.train, *shards.held_out])

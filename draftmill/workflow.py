@@ -1,26 +1,34 @@
 """What the Snakefile knows: one configuration, its shards and fingerprints, and one listing of the store.
 
 Everything is computed once when the Snakefile is parsed and is constant for the run. Parsing writes nothing but a cache
-of digests on this machine; new prompt shards are published when a real build starts.
+of digests on this machine; new prompt shards are published when a real build starts. What was known then is kept on this
+machine for the run's jobs, which parse the Snakefile again and must see the same graph without asking the store.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from draftmill import layout, leftovers, snapshot
+from draftmill.build_record import announce
 from draftmill.config import Config, parse
 from draftmill.digests import SETTLED_S, DigestCache
 from draftmill.drafter.spec import resolve_shape
 from draftmill.errors import UserError
 from draftmill.graph import Graph
-from draftmill.job import mark_builder
+from draftmill.job import is_builder, mark_builder
+from draftmill.outcomes import noted
 from draftmill.preflight import needs, preflight
 from draftmill.prompts.index import Index, bring_up_to_date
+from draftmill.prompts.meter import Meter
 from draftmill.specs import Shards, Specs, resolve
-from draftmill.store.local import LocalStore
+from draftmill.store.base import ObjectInfo, Store
+from draftmill.store.open import is_s3, open_store
 from draftmill.target import files
 
 CACHE = Path(".draftmill")
@@ -33,24 +41,39 @@ class Build:
     """One parse of the Snakefile: the graph, and how its keys become the paths that rules use."""
 
     config: Config
-    store: LocalStore
+    store: Store
     graph: Graph
     run_id: str
+    gpus: int = 1
+    listing: Mapping[str, ObjectInfo] = field(default_factory=dict, repr=False)
 
     @classmethod
-    def open(cls, values: Mapping[str, Any], *, gpus: int | None) -> Build:
+    @noted()
+    def open(cls, values: Mapping[str, Any], *, gpus: int | None, planning: bool = True) -> Build:
         """Check the configuration and look at prompts, target and store.
 
-        `gpus` is Snakemake's limit of the resource `gpu`. Raises UserError for everything a person can mend.
+        `gpus` is Snakemake's limit of the resource `gpu`. `planning` is False in a job, which goes by what its build saw.
+        Raises UserError for everything a person can mend.
         """
         config = parse(values)
         _check_gpus(config, gpus)
-        store = LocalStore(Path(config.store))
-        return cls(config, store, graph_of(config, store), mark_builder())
+        store, run_id = open_store(config.store, config.s3), mark_builder()
+        seen = None if planning else snapshot.load(CACHE, run_id)
+        if seen is not None:
+            return cls(config, store, Graph(config, seen.index, specs_of(config, seen.index), seen.present), run_id)
+        listing = list_objects(store)
+        return cls(config, store, graph_of(config, store, listing), run_id, gpus or 1, listing)
 
     def at(self, key: str) -> str:
-        """A key of the store as the path that rules use."""
-        return f"{self.config.store}/{key}"
+        """A key of the store as the path that rules use; on S3 Snakemake puts bucket and prefix before it."""
+        return key if is_s3(self.config.store) else f"{self.config.store}/{key}"
+
+    def attach(self, workflow: Any) -> None:
+        """Make the bucket Snakemake's place for every path of the rules, if the store is one."""
+        if is_s3(self.config.store):
+            from draftmill.default_storage import attach
+
+            attach(workflow, self.config, self.listing)
 
     def sentinel(self, stage: str, name: str) -> str | None:
         """The sentinel of a GPU job while the job is wanted; a path of this run, so that no dead run's counts."""
@@ -63,37 +86,69 @@ class Build:
         """How often a GPU job is started again after a failure; on the CPU a failure would only repeat itself."""
         return self.config.resources.gpu_retries if self.config.device == "cuda" else 0
 
+    @noted()
     def start(self) -> None:
         """Check what the build needs of this host, then publish new prompt shards and their index."""
         preflight(needs(self.graph, self.store), self.config, self.store)
-        self._tidy()
+        if self.config.generate.engine == "sglang":
+            from draftmill.engines import server
+            from draftmill.preflight_servers import check_host
+
+            check_host(self.config, self.gpus)
+            if is_builder():
+                server.end_servers_at_exit(self.config.gate, self.run_id)
+        leftovers.at_start(self.store, self.graph, _UNFINISHED_AGE_S)
         current_index(self.config, self.store, write=True)
+        announce(self.store, self.graph, self.run_id)
+        snapshot.save(CACHE, self.run_id, snapshot.Seen(self.graph.index, self.graph.present))
 
-    def _tidy(self) -> None:
-        """Remove what only a kill can have left: old unfinished files, and states of windows that are trained on."""
-        self.store.remove_unfinished(_UNFINISHED_AGE_S)
-        for key in self.graph.spent_states():
-            self.store.delete(key)
+    def finish(self) -> None:
+        """Remove what kills have left behind in a build that has succeeded in the end."""
+        with suppress(UserError, OSError):  # the next build's start does the same
+            leftovers.at_end(self.store, self.graph, self.run_id, _UNFINISHED_AGE_S)
 
 
-def current_index(config: Config, store: LocalStore, *, write: bool) -> Index:
+def current_index(config: Config, store: Store, *, write: bool) -> Index:
     """The index of the sources as they are now (prompts/index.py); published only with `write`."""
     context = files.context_length(config.target)
-    room = context - config.generate.max_new_tokens
+    room = context - config.generate.longest_answer
     if room < 1:
         raise UserError(
-            f"generate.max_new_tokens: {config.generate.max_new_tokens} leaves no room for a prompt in a context of "
+            f"generate.max_new_tokens: {config.generate.longest_answer} leaves no room for a prompt in a context of "
             f"{context} tokens; lower it or set target.context_length."
         )
-    return bring_up_to_date(
-        config, store, write=write, limit_tokens=room, count_tokens=_Counter(config), cache_dir=CACHE
-    )
+    digests = DigestCache(CACHE / "target.json", write=True, settled_s=SETTLED_S)
+    tokenizer = files.tokenizer_identity(config.target, digests)
+    digests.save()
+    with Meter() as meter:
+        return bring_up_to_date(
+            config,
+            store,
+            write=write,
+            limit_tokens=room,
+            tokenizer=tokenizer,
+            count_tokens=_Counter(config),
+            cache_dir=CACHE,
+            progress=meter,
+        )
 
 
-def graph_of(config: Config, store: LocalStore) -> Graph:
+def list_objects(store: Store) -> dict[str, ObjectInfo]:
+    """What builds have made, without heartbeats, records and journals, which may be more; the folders side by side."""
+    first, *others = layout.FOLDERS
+    # A store that is away is waited for here, where Ctrl-C is heard.
+    found = store.list(first)
+    with ThreadPoolExecutor(len(others)) as pool:
+        for each in pool.map(store.list, others):
+            found |= each
+    return found
+
+
+def graph_of(config: Config, store: Store, listing: Mapping[str, ObjectInfo] | None = None) -> Graph:
     """The graph over the sources and the store as they are now; writes nothing into the store."""
     index = current_index(config, store, write=False)
-    return Graph(config, index, specs_of(config, index), frozenset(store.list()))
+    present = list_objects(store) if listing is None else listing
+    return Graph(config, index, specs_of(config, index), frozenset(present))
 
 
 class _Counter:
@@ -103,7 +158,7 @@ class _Counter:
     """
 
     def __init__(self, config: Config) -> None:
-        self._target, self._answer = config.target, config.generate.max_new_tokens
+        self._target, self._answer = config.target, config.generate.longest_answer
         self._tokenizer: Any = None
 
     def __call__(self, record: Mapping[str, Any]) -> int:
@@ -117,11 +172,17 @@ class _Counter:
         return tokens - self._answer if "answer" in record else tokens
 
 
-def specs_of(config: Config, index: Index) -> Specs:
-    """The stage specs of a configuration over an index. Raises UserError if target, taps or pilot do not fit."""
+def target_identity(config: Config) -> str:
+    """A name of the target's content (target/files.py). Raises UserError if it cannot be had."""
     cache = DigestCache(CACHE / "target.json", write=True, settled_s=SETTLED_S)
     identity = files.identity(config.target, cache)
     cache.save()
+    return identity
+
+
+def specs_of(config: Config, index: Index) -> Specs:
+    """The stage specs of a configuration over an index. Raises UserError if target, taps or pilot do not fit."""
+    identity = target_identity(config)
     shape = resolve_shape(config.drafter, config.hidden, files.read_config(config.target)).describe()
     shards = Shards(tuple(s.name for s in index.train), tuple(s.name for s in index.held_out))
     if config.pilot >= len(shards.train):
@@ -139,6 +200,12 @@ def _check_gpus(config: Config, gpus: int | None) -> None:
     if gpus < needed:
         raise UserError(
             f"A job needs {needed} GPUs (resources.train_gpus) but the limit is gpu={gpus}: raise one or lower the other."
+        )
+    each = config.generate.sglang.server.gpus
+    if config.generate.engine == "sglang" and gpus < each:
+        raise UserError(
+            f"A server needs {each} GPUs (generate.sglang.server.gpus) but the limit is gpu={gpus}: raise one or lower the "
+            "other."
         )
     if needed > 1:
         raise UserError(

@@ -5,12 +5,12 @@ rule audit:
         json=at(graph.audit("{shard}")),
         page=report(at(graph.audit_page("{shard}")), category="Audit"),
     log:
-        "logs/audit/{shard}.log",
+        local("logs/audit/{shard}.log"),
     priority: 50
     params:
         stage="audit",
-        name=lambda w: f"{w.shard}-{fp['audit']}",
-        failed=lambda w: at(graph.failed_audit(w.shard)),
+        name="{shard}-" + fp["audit"],
+        failed=graph.failed_audit("{shard}"),
         provenance=lambda w: provenance("audit", completions=graph.completions(w.shard)),
     script:
         "../scripts/audit.py"
@@ -22,7 +22,7 @@ rule audit_set:
     output:
         page=report(at(graph.audit_set()), category="Audit"),
     log:
-        "logs/audit_set.log",
+        local("logs/audit_set.log"),
     localrule: True
     params:
         stage="audit_set",

@@ -1,5 +1,6 @@
 # One-line adapters between rules and the package.
 
+import shlex
 import sys
 
 graph = build.graph
@@ -13,16 +14,17 @@ def existing(keys):
 
 
 def inputs(stage, name="0"):
-    """A job's inputs by name, its sentinel among them."""
+    """A job's inputs by name; a job with a sentinel leaves to it what is only waited for."""
     gate = build.sentinel(stage, name) if stage in GPU_STAGES else None
-    drawn = {kind: existing(keys) for kind, keys in graph.inputs(stage, name).items()}
-    return drawn | ({"gpu": ancient(gate)} if gate else {})
+    drawn = graph.reads(stage, name) if gate else graph.inputs(stage, name)
+    files = {kind: existing(keys) for kind, keys in drawn.items()}
+    return files | ({"gpu": ancient(local(gate))} if gate else {})
 
 
 def job_inputs(w):
-    """What the sentinel's job reads and waits for."""
+    """What the sentinel's job needs and the store lacks."""
     stage, _, name = w.job.partition("-")
-    return existing(key for keys in graph.inputs(stage, name).values() for key in keys)
+    return existing(graph.awaits(stage, name))
 
 
 def provenance(stage, **made_from):
@@ -33,7 +35,23 @@ def provenance(stage, **made_from):
 def everything(_):
     """All results, after a look at settings that would replan finished work."""
     check_triggers(workflow.rerun_triggers)
-    return existing(graph.results())
+    return existing(graph.targets())
 
+
+# Constant for a run, so it is no parameter that Snakemake would format for every job.
+sentinel_command = (
+    shlex.join(
+        [
+            sys.executable,
+            "-m",
+            "draftmill",
+            "sentinel",
+            "--policy",
+            build.config.gate.model_dump_json(),
+        ]
+    )
+    .replace("{", "{{")
+    .replace("}", "}}")
+)
 
 GPU_STAGES = ("generate", "extract", "train", "evaluate")

@@ -4,7 +4,7 @@ rule evaluate:
     output:
         result=at(graph.evaluation()),
     log:
-        "logs/evaluate.log",
+        local("logs/evaluate.log"),
     priority: 40
     retries: build.retries
     threads: build.config.resources.cpu_threads_alone

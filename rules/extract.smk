@@ -8,7 +8,7 @@ rule extract:
     output:
         hidden=kept(at(graph.train_hidden("{shard}"))),
     log:
-        "logs/extract/{shard}.log",
+        local("logs/extract/{shard}.log"),
     priority: 20
     retries: build.retries
     threads: build.config.resources.cpu_threads
@@ -16,8 +16,8 @@ rule extract:
         gpu=graph.gpus("extract"),
     params:
         stage="extract",
-        name=lambda w: f"{w.shard}-{fp['extract']}",
-        shard=lambda w: w.shard,
+        name="{shard}-" + fp["extract"],
+        shard="{shard}",
         taps=graph.specs.spec["extract"]["taps"],
         provenance=lambda w: provenance(
             "extract", completions=graph.completions(w.shard)
@@ -30,7 +30,7 @@ use rule extract as extract_held_out with:
     output:
         hidden=at(graph.held_out_hidden("{shard}")),
     log:
-        "logs/extract_held_out/{shard}.log",
+        local("logs/extract_held_out/{shard}.log"),
 
 
 rule pilot:
@@ -39,12 +39,12 @@ rule pilot:
     output:
         pilot=at(graph.pilot()),
     log:
-        "logs/pilot.log",
+        local("logs/pilot.log"),
     priority: 50
     localrule: True
     params:
         stage="pilot",
-        name=graph.pilot_shard,
+        name=fp["pilot"],
         provenance=provenance("pilot", shard=graph.pilot_shard),
     script:
         "../scripts/pilot.py"

@@ -6,16 +6,21 @@ rule gpu_free:
     input:
         job_inputs,
     output:
-        temp(f".draftmill/gpu/{build.run_id}/{{job}}.json"),
+        local(temp(f".draftmill/gpu/{build.run_id}/{{job}}.json")),
     log:
-        "logs/gpu_free/{job}.log",
-    priority: 0
+        local("logs/gpu_free/{job}.log"),
+    priority:
+        (lambda w: graph.turn(*w.job.split("-")[:2]))
+        if build.config.generate.engine == "sglang"
+        else 0
     resources:
         gpu=lambda w: graph.gpus(w.job.partition("-")[0]),
     params:
-        python=sys.executable,
-        device=build.config.device,
-        policy=build.config.gate.model_dump_json(),
+        device=(
+            (lambda w: build.config.gate_device(w.job.partition("-")[0]))
+            if build.config.generate.sglang.urls
+            else build.config.device
+        ),
     shell:
-        "{params.python:q} -m draftmill sentinel --device {params.device} --gpus {resources.gpu} --job {wildcards.job}"
-        " --policy {params.policy:q} --out {output:q} > {log:q} 2>&1"
+        sentinel_command
+        + " --device {params.device} --gpus {resources.gpu} --job {wildcards.job} --out {output:q} > {log:q} 2>&1"

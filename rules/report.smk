@@ -4,7 +4,7 @@ rule report:
     output:
         page=report(at(graph.report()), category="Report"),
     log:
-        "logs/report.log",
+        local("logs/report.log"),
     localrule: True
     params:
         stage="report",

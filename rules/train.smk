@@ -7,7 +7,7 @@ rule train:
         trainer=at(graph.drafter("{window}", "resume/trainer.safetensors")),
         log=at(graph.drafter("{window}", "train.json")),
     log:
-        "logs/train/{window}.log",
+        local("logs/train/{window}.log"),
     priority: 30
     retries: build.retries
     threads: build.config.resources.cpu_threads_alone

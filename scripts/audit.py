@@ -1,7 +1,5 @@
 """Audit one shard; over a limit, the build behind it stops."""
 
-from pathlib import Path
-
 from draftmill.audit.tokens import token_info
 from draftmill.job import Job, run
 from draftmill.stages.audit import audit_shard
@@ -13,16 +11,18 @@ def main(job: Job) -> None:
     tokenizer = load_tokenizer(target)
     ends = stop_ids(tokenizer, generation_config(target))
     tokens = token_info(tokenizer, ends, target.chat_template_args)
-    result = audit_shard(
-        job.input("completions"),
-        job.input("rejected"),
-        job.output("json"),
-        job.output("page"),
-        job.config.audit,
-        tokens,
-        job.provenance,
-        failed=Path(job.param("failed")),
-    )
+    failed = job.param("failed")
+    with job.place.beside(failed, failed.rpartition("-")[0] + "-") as place:
+        result = audit_shard(
+            job.input("completions"),
+            job.input("rejected"),
+            job.output("json"),
+            job.output("page"),
+            job.config.audit,
+            tokens,
+            job.provenance,
+            failed=place,
+        )
     print(result.verdict)
 
 

@@ -9,7 +9,7 @@ def main(job: Job) -> None:
         audits=job.inputs("audits"),
         train=job.inputs("train"),
         evaluation=job.input("evaluation"),
-        audit_page=job.store.path(job.param("audit_page")),
+        audit_page=job.place.sibling(job.output("page"), job.param("audit_page")),
         counts=job.param("counts"),
         specs=job.param("specs"),
         fingerprints=job.param("fingerprints"),

@@ -7,13 +7,15 @@ def main(job: Job) -> None:
     with job.gpus() as lease:
         from draftmill.stages.assemble import train_drafter
 
+        journal, saved = job.journal_folder()
         train_drafter(
             job.config,
             hidden=job.inputs("hidden"),
             held_out=job.inputs("held_out"),
             previous=job.inputs("previous")[0].parent if job.inputs("previous") else None,
             output=job.output("model").parent,
-            journal=job.journal_folder(),
+            journal=journal,
+            saved=saved,
             span=job.param("span"),
             provenance=job.provenance,
             heartbeat=job.heartbeat,

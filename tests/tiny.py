@@ -168,6 +168,10 @@ class Project:
 
     def plan(self) -> dict[str, int]:
         """Jobs that a dry run would start, by rule, without `all` and the sentinels."""
+        return {rule: count for rule, count in self.table().items() if rule not in ("all", "gpu_free")}
+
+    def table(self) -> dict[str, int]:
+        """Jobs that a dry run would start, by rule."""
         result = self.run("-n", "--quiet", "rules")
         text = result.stdout + result.stderr
         assert result.returncode == 0, text
@@ -175,7 +179,7 @@ class Project:
             return {}
         lines = text.split("Job stats:")[1].splitlines()
         table = [line.split() for line in lines if len(line.split()) == 2 and line.split()[1].isdigit()]
-        return {rule: int(count) for rule, count in table if rule not in ("all", "total", "gpu_free")}
+        return {rule: int(count) for rule, count in table if rule != "total"}
 
     def objects(self) -> dict[str, bytes]:
         """Everything in the store but progress."""

@@ -1,8 +1,7 @@
-"""Commands around a build: the demo's inputs, the prompt index, an object's provenance, the configuration's schema."""
+"""Commands around a build: the demo's inputs, the prompt index, the configuration's schema."""
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Annotated
 
@@ -15,7 +14,7 @@ ConfigFile = Annotated[Path, typer.Option("--configfile", help="The configuratio
 
 
 def register(app: typer.Typer) -> None:
-    """Add `fetch`, `index`, `show`, `summary` and `reference`, and `sentinel` for the build's own use."""
+    """Add `fetch`, `index`, `summary` and `reference`, and `sentinel` for the build's own use."""
 
     @app.command()
     def fetch(
@@ -33,20 +32,13 @@ def register(app: typer.Typer) -> None:
     def index(configfile: ConfigFile = _CONFIG) -> None:
         """Read the prompt sources and publish shards and index, as a build does by itself when it starts."""
         from draftmill.config import load
-        from draftmill.store.local import LocalStore
+        from draftmill.store.open import open_store
         from draftmill.workflow import current_index
 
         config = load(configfile)
-        found = current_index(config, LocalStore(Path(config.store)), write=True)
+        found = current_index(config, open_store(config.store, config.s3), write=True)
         rows = sum(shard.rows for shard in found.shards)
         typer.echo(f"{len(found.train)} train and {len(found.held_out)} held-out shards, {rows} prompts")
-
-    @app.command()
-    def show(file: Annotated[Path, typer.Argument(help="A Parquet, safetensors or JSON object of a store.")]) -> None:
-        """Print what an object was made from: stage spec, fingerprints, versions."""
-        from draftmill.provenance import read
-
-        typer.echo(json.dumps(read(file), indent=2, ensure_ascii=False))
 
     @app.command()
     def summary(configfile: ConfigFile = _CONFIG) -> None:
@@ -58,9 +50,12 @@ def register(app: typer.Typer) -> None:
 
     @app.command()
     def reference(
-        write: Annotated[bool, typer.Option("--write", help="Write config/README.md and config/schema.json.")] = False,
+        write: Annotated[
+            bool, typer.Option("--write", help="Write config/README.md, config/schema.json and docs/invalidation.md.")
+        ] = False,
     ) -> None:
         """Print the reference of every configuration key, made from the typed configuration."""
+        from draftmill import invalidation
         from draftmill.reference import markdown, schema
 
         if not write:
@@ -68,6 +63,7 @@ def register(app: typer.Typer) -> None:
             return
         Path("config/README.md").write_text(markdown(), encoding="utf-8")
         Path("config/schema.json").write_text(schema(), encoding="utf-8")
+        Path("docs/invalidation.md").write_text(invalidation.markdown(), encoding="utf-8")
 
     @app.command(hidden=True)
     def sentinel(

@@ -21,19 +21,21 @@ from draftmill.target.files import text_config
 # Keys that engines would apply to the drafter's heads although it is trained without them.
 _FOREIGN_ROPE = ("partial_rotary_factor", "mrope_section")
 _FLOATS = (torch.bfloat16, torch.float16, torch.float32)
+_FLOAT_NAMES = ("BF16", "F16", "F32")  # as safetensors spells them
 
 
-def check(folder: Path, target: Mapping[str, Any] | None = None) -> list[str]:
+def check(folder: Path, target: Mapping[str, Any] | None = None, *, values: bool = True) -> list[str]:
     """All problems of a checkpoint folder, each a sentence; empty if it may be served.
 
-    `target` is the target's config.json; without it only the checkpoint's own consistency is checked.
+    `target` is the target's config.json; without it only the checkpoint's own consistency is checked. Without `values`
+    only names, shapes and types of the weights are read.
     """
     try:
         config = read_json(folder / CONFIG_FILE)
         shape = shape_of_checkpoint(config)
     except UserError as error:
         return [str(error)]
-    problems = [*_config_problems(config, shape), *_tensor_problems(folder / MODEL_FILE, shape)]
+    problems = [*_config_problems(config, shape), *_tensor_problems(folder / MODEL_FILE, shape, values)]
     return problems if target is None else problems + list(_target_problems(shape, text_config(target)))
 
 
@@ -88,7 +90,7 @@ def _tap_problems(shape: DrafterShape) -> Iterator[str]:
         )
 
 
-def _tensor_problems(path: Path, shape: DrafterShape) -> Iterator[str]:
+def _tensor_problems(path: Path, shape: DrafterShape, values: bool) -> Iterator[str]:
     expected = tensor_shapes(shape)
     try:
         with safe_open(path, framework="pt") as file:
@@ -96,9 +98,19 @@ def _tensor_problems(path: Path, shape: DrafterShape) -> Iterator[str]:
             yield from (f"{path.name} lacks {name}." for name in sorted(set(expected) - names))
             yield from (f"{path.name} holds {name}, which no engine reads." for name in sorted(names - set(expected)))
             for name in sorted(names & set(expected)):
-                yield from _value_problems(name, file.get_tensor(name), expected[name])
+                if values:
+                    yield from _value_problems(name, file.get_tensor(name), expected[name])
+                else:
+                    yield from _header_problems(name, file.get_slice(name), expected[name])
     except (SafetensorError, OSError) as error:
         yield f"{path} cannot be read: {reason(error)}."
+
+
+def _header_problems(name: str, part: Any, expected: tuple[int, ...]) -> Iterator[str]:
+    if tuple(part.get_shape()) != expected:
+        yield f"{name} has shape {list(part.get_shape())}, but the config asks for {list(expected)}."
+    if part.get_dtype() not in _FLOAT_NAMES:
+        yield f"{name} has type {part.get_dtype()}, which is no floating-point weight."
 
 
 def _value_problems(name: str, value: torch.Tensor, expected: tuple[int, ...]) -> Iterator[str]:

@@ -16,12 +16,24 @@ Key = tuple[str, int]
 
 
 @dataclass(frozen=True, slots=True)
+class Sampling:
+    """How a row is sampled, under the names of the configuration: top_k 0 is all tokens, temperature 0 is greedy."""
+
+    max_new_tokens: int
+    temperature: float
+    top_p: float
+    top_k: int
+    min_p: float
+
+
+@dataclass(frozen=True, slots=True)
 class Request:
-    """One row to generate: prompt id and sample number, the prompt's token ids, and the seed of this row alone."""
+    """One row to generate: prompt id and sample number, the prompt's ids, the seed of this row alone, its sampling."""
 
     key: Key
     prompt_ids: tuple[int, ...]
     seed: int
+    sampling: Sampling
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +52,19 @@ class Failure:
     key: Key
     reason: str
     detail: str
+
+
+@dataclass(frozen=True, slots=True)
+class Stamp:
+    """Who gave a row, and when: the server, its epoch, the client's stay with it (era), and how many canaries it had seen.
+
+    A canary that was sent with span n and answered well vouches for all rows of its era with a lower span.
+    """
+
+    server: str
+    epoch: int
+    era: str
+    span: int
 
 
 class Engine(Protocol):

@@ -1,7 +1,7 @@
 """The in-process engine: batched `generate` of transformers, for the demo and for targets that fit beside it.
 
-Rows are sorted by prompt length and cut into batches by the shard alone; a batch of which any row is missing is run
-whole. Each row draws from its own random generator, so on a CPU the same shard always gives the same rows.
+Rows of one sampling are sorted by prompt length and cut into batches by the shard alone; a batch of which any row is
+missing is run whole. Each row draws from its own random generator, so on a CPU the same shard always gives the same rows.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from draftmill.config import GenerateConfig
-from draftmill.engines.base import Failure, Key, Request, Result
+from draftmill.engines.base import Failure, Key, Request, Result, Sampling
 
 
 class RowSampler:
@@ -23,7 +23,7 @@ class RowSampler:
     With top-k only the k best logits go through the other filters, which would sort the whole vocabulary otherwise.
     """
 
-    def __init__(self, seeds: Sequence[int], sampling: GenerateConfig, device: torch.device) -> None:
+    def __init__(self, seeds: Sequence[int], sampling: Sampling, device: torch.device) -> None:
         from transformers import MinPLogitsWarper, TemperatureLogitsWarper, TopPLogitsWarper
 
         self._generators = [torch.Generator(device).manual_seed(seed) for seed in seeds]
@@ -55,7 +55,7 @@ class TransformersEngine:
     def __init__(self, model: Any, stop_ids: Sequence[int], sampling: GenerateConfig) -> None:
         from transformers import GenerationConfig
 
-        self._model, self._stop, self._sampling = model, frozenset(stop_ids), sampling
+        self._model, self._stop, self._batch = model, frozenset(stop_ids), sampling.batch_size
         # generate() fills gaps of a given config from the model's own, so the model's is replaced whole.
         self._pad = min(self._stop)
         model.generation_config = GenerationConfig(
@@ -65,14 +65,17 @@ class TransformersEngine:
     def run(self, requests: Sequence[Request], done: Collection[Key]) -> Iterator[Result | Failure]:
         """Answer the rows not in `done`, batch by batch (engines/base.py)."""
         ordered = sorted(requests, key=lambda request: (-len(request.prompt_ids), request.key))
-        size = self._sampling.batch_size
-        for start in range(0, len(ordered), size):
-            batch = ordered[start : start + size]
-            if any(request.key not in done for request in batch):
-                yield from (result for result in self._answer(batch) if result.key not in done)
+        groups: dict[Sampling, list[Request]] = {}
+        for request in ordered:
+            groups.setdefault(request.sampling, []).append(request)
+        for sampling, group in groups.items():
+            for start in range(0, len(group), self._batch):
+                batch = group[start : start + self._batch]
+                if any(request.key not in done for request in batch):
+                    yield from (result for result in self._answer(batch, sampling) if result.key not in done)
 
     @torch.inference_mode()
-    def _answer(self, batch: Sequence[Request]) -> list[Result]:
+    def _answer(self, batch: Sequence[Request], sampling: Sampling) -> list[Result]:
         from transformers import LogitsProcessorList
 
         device = self._model.device
@@ -83,9 +86,14 @@ class TransformersEngine:
             ids[row, width - len(request.prompt_ids) :] = torch.tensor(request.prompt_ids, device=device)
             mask[row, width - len(request.prompt_ids) :] = 1
         processors = LogitsProcessorList()
-        if self._sampling.temperature > 0:
-            processors.append(RowSampler([request.seed for request in batch], self._sampling, device))
-        output = self._model.generate(input_ids=ids, attention_mask=mask, logits_processor=processors)
+        if sampling.temperature > 0:
+            processors.append(RowSampler([request.seed for request in batch], sampling, device))
+        output = self._model.generate(
+            input_ids=ids,
+            attention_mask=mask,
+            logits_processor=processors,
+            max_new_tokens=sampling.max_new_tokens,
+        )
         return [self._result(request, row[width:].tolist()) for request, row in zip(batch, output, strict=True)]
 
     def _result(self, request: Request, ids: list[int]) -> Result:

@@ -13,6 +13,8 @@ class GateRefused(UserError):
     def __init__(self, verdict: Verdict) -> None:
         super().__init__(sentence(verdict))
         self.verdict = verdict
+        # Where a reason stays until a person acts, trying again is no use.
+        self.kind = "busy" if all(KINDS[found.code].passing for found in verdict.reasons) else "mistake"
 
 
 class GpuBusy(GateRefused):

@@ -5,6 +5,7 @@ Everything that may end in a signal goes through here. `Process` is an identity 
 """
 
 import contextlib
+import ctypes
 import os
 import pwd
 import signal
@@ -15,6 +16,8 @@ from pathlib import Path
 from typing import Any
 
 _PROC = Path("/proc")
+_PR_SET_PDEATHSIG = 1
+_libc = ctypes.CDLL(None)
 
 
 @dataclass(frozen=True)
@@ -220,6 +223,18 @@ def _signal_by_pid(process: Process, number: signal.Signals) -> bool:
     except (ProcessLookupError, PermissionError):
         return False
     return True
+
+
+def dying_with_parent() -> Callable[[], None]:
+    """What a child does before its exec (preexec_fn) to be killed as the thread that started it ends, however it ends."""
+    parent = os.getpid()
+
+    def prepare() -> None:
+        _libc.prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
+        if os.getppid() != parent:
+            os._exit(1)
+
+    return prepare
 
 
 def end(processes: Iterable[Process], grace_s: float, kill_wait_s: float = 10.0) -> list[Process]:

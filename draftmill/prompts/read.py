@@ -49,7 +49,12 @@ class Raw(NamedTuple):
 
 def location(file: SourceFile, raw: Raw) -> str:
     """Where a record stands, for people: 'data/chat.jsonl line 17'."""
-    return f"{file.path} {_UNITS[file.format]} {raw.row}"
+    return place(file, raw.row)
+
+
+def place(file: SourceFile, row: int) -> str:
+    """Where the record of that row stands, for people."""
+    return f"{file.path} {_UNITS[file.format]} {row}"
 
 
 def read(file: SourceFile, field: str | None = None, on_bytes: OnBytes | None = None) -> Iterator[Raw]:
@@ -58,7 +63,39 @@ def read(file: SourceFile, field: str | None = None, on_bytes: OnBytes | None = 
     for count, raw in enumerate(_guarded(file, _records(file, field, on_bytes)), start=1):  # noqa: B007
         yield raw
     if not count:
-        raise UserError(f"{file.path} holds no records: fill it or take it out of prompts.sources.")
+        raise no_records(file)
+
+
+def no_records(file: SourceFile) -> UserError:
+    """The sentence for a file without one record."""
+    return UserError(f"{file.path} holds no records: fill it or take it out of prompts.sources.")
+
+
+class Lines:
+    """The records of an unpacked JSONL file whose lines begin in [start, stop) bytes; rows count from `start`.
+
+    Every line belongs to exactly one of several spans side by side. `count` is how many lines were read so far, blank
+    ones too. Iterating raises UserError like read().
+    """
+
+    def __init__(self, file: SourceFile, start: int, stop: int) -> None:
+        self._file, self._start, self._stop = file, start, stop
+        self.count = 0
+
+    def __iter__(self) -> Iterator[Raw]:
+        return _guarded(self._file, self._records())
+
+    def _records(self) -> Iterator[Raw]:
+        with opened(self._file) as stream:
+            position = self._start
+            if position:
+                stream.seek(position - 1)
+                position += len(stream.readline()) - 1
+            while position < self._stop and (line := stream.readline()):
+                self.count += 1
+                if not line.isspace():
+                    yield Raw(self.count, position, _line(line, position))
+                position += len(line)
 
 
 def read_at(file: SourceFile, positions: Sequence[int], field: str | None = None) -> Iterator[Raw]:

@@ -35,7 +35,7 @@ _ROLES = {
 # Members beside role and content that chat templates read.
 _KEPT = ("name", "tool_calls", "tool_call_id", "reasoning_content", "thinking")
 _JSON_NAMES = {dict: "an object", list: "a list", str: "a string", bool: "a boolean", type(None): "null"}
-_ESCAPED_NUL = re.compile(r"(?<!\\)(?:\\\\)*\\u0000")
+_ESCAPED_NUL = re.compile(rb"(?<!\\)(?:\\\\)*\\u0000")
 
 Record = dict[str, Any]
 
@@ -51,12 +51,21 @@ class Rules:
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """A canonical record, its canonical JSON, that text's length in UTF-8 bytes, and the id as bytes."""
+    """A canonical record, its canonical JSON in UTF-8, and the id as bytes."""
 
     record: Record
-    text: str
-    size: int
+    data: bytes
     id: bytes
+
+    @property
+    def text(self) -> str:
+        """The canonical JSON."""
+        return self.data.decode()
+
+    @property
+    def size(self) -> int:
+        """The length of the canonical JSON in bytes."""
+        return len(self.data)
 
     @property
     def prompt_id(self) -> str:
@@ -77,15 +86,19 @@ def parse_answered(value: Any, field: str | None = None) -> Prompt:
 def identify(record: Record) -> Prompt:
     """Give a canonical record its id. Raises BadRecord for what no UTF-8 text can hold, and for NUL bytes."""
     try:
-        text = canonical_json(record)
-        data = text.encode()
+        data = canonical_json(record).encode()
     except UnicodeEncodeError:
         raise BadRecord(Kind.INVALID_UTF8, "a text holds a byte or half a character that is not valid UTF-8") from None
     except (TypeError, ValueError, RecursionError) as error:
         raise BadRecord(Kind.WRONG_TYPE, f"a value is not plain JSON ({error})") from None
-    if "\\u0000" in text and _ESCAPED_NUL.search(text):
+    return identify_text(record, data)
+
+
+def identify_text(record: Record, data: bytes) -> Prompt:
+    """Give a canonical record with its canonical JSON its id. Raises BadRecord for NUL bytes."""
+    if b"\\u0000" in data and _ESCAPED_NUL.search(data):
         raise BadRecord(Kind.NUL_BYTE, "a text holds a NUL byte")
-    return Prompt(record, text, len(data), hashlib.sha256(data).digest()[:ID_BYTES])
+    return Prompt(record, data, hashlib.sha256(data).digest()[:ID_BYTES])
 
 
 def prompt_id(record: Record) -> str:

@@ -1,34 +1,30 @@
 """The first pass over all sources: which records are good, new, train or held out, and how they form shards.
 
 Only ids, places and sizes are kept, about 150 bytes a record, so that a million prompts fit anywhere; the second pass
-(write.py) reads the records of missing shards again.
+(write.py) reads the records of missing shards again. Pieces of the sources (examine.py) may come from several processes
+and are joined in their order, so that the result is the same as that of one.
 """
 
 from __future__ import annotations
 
+import json
 from array import array
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from draftmill.config import PromptsConfig
 from draftmill.errors import UserError
 from draftmill.prompts.bad import BadKind, BadRecord, Kind, Tally, describe
-from draftmill.prompts.files import OnBytes, SourceFile
-from draftmill.prompts.read import Raw, location, read
-from draftmill.prompts.record import Prompt, Rules, parse
+from draftmill.prompts.examine import Doubtful, Piece, Refused, Source, examine, spans, stream
+from draftmill.prompts.files import OnBytes
+from draftmill.prompts.read import no_records, place
 from draftmill.prompts.shard import boundary_hash, cut, is_held_out, reach_of, shard_name
+from draftmill.prompts.workers import Workers
 
 Split = Literal["train", "held_out"]
 CountTokens = Callable[[dict[str, Any]], int]
 Progress = Callable[[str, int, int], None]
-
-# What a chat template may add, in bytes and so in tokens of a byte-level tokenizer at most: a default system turn, the
-# marks of a turn, the words around tools and their indentation.
-_TEMPLATE_BYTES = 1024
-_TURN_BYTES = 64
-_TOOLS_BYTES = 2048
-_TOOLS_GROWTH = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,14 +54,6 @@ class Counts:
         return self.read - self.beyond_max_prompts
 
 
-@dataclass(frozen=True, slots=True)
-class Source:
-    """A file with the rules its records are read by."""
-
-    file: SourceFile
-    rules: Rules
-
-
 @dataclass(slots=True)
 class Scan:
     """The good records in reading order, and the shards as (entry, records by number)."""
@@ -78,12 +66,12 @@ class Scan:
     shards: list[tuple[ShardEntry, array[int]]] = field(default_factory=list)
     counts: Counts = field(default_factory=lambda: Counts(0, 0, 0, 0, 0, {}))
 
-    def add(self, prompt: Prompt, origin: int, position: int) -> None:
-        """Take one good record: its source by number, and its position there."""
-        self.ids.append(prompt.id)
+    def add(self, prompt: bytes, origin: int, position: int, size: int) -> None:
+        """Take one good record: its id, its source by number, its position there and its size."""
+        self.ids.append(prompt)
         self.origin.append(origin)
         self.positions.append(position)
-        self.sizes.append(prompt.size)
+        self.sizes.append(size)
 
 
 def scan(
@@ -92,64 +80,106 @@ def scan(
     limit_tokens: int,
     count_tokens: CountTokens,
     progress: Progress | None = None,
+    workers: Workers | None = None,
 ) -> Scan:
     """Read all sources once. Raises UserError for a fault of a file, or if a split would be empty."""
-    result = Scan(sources)
-    tally = Tally()
-    seen: set[bytes] = set()
-    read_records = duplicates = beyond = 0
-    for number, raw in _all_records(sources, progress):
-        read_records += 1
-        if config.max_prompts is not None and len(seen) >= config.max_prompts:
-            beyond += 1
-            continue
-        try:
-            prompt = parse(raw.decode(), sources[number].rules)
-            check_length(prompt, limit_tokens, count_tokens)
-        except BadRecord as bad:
-            tally.add(location(sources[number].file, raw), bad)
-            continue
-        if prompt.id in seen:
-            duplicates += 1
-        else:
-            seen.add(prompt.id)
-            result.add(prompt, number, raw.position)
-    rows = _shard(result, config)
-    result.counts = Counts(read_records, rows["train"], rows["held_out"], duplicates, beyond, tally.by_kind())
-    return result
-
-
-def _all_records(sources: Sequence[Source], progress: Progress | None) -> Iterator[tuple[int, Raw]]:
+    collector = _Collector(Scan(sources), config.max_prompts, limit_tokens, count_tokens)
     total, done = sum(source.file.size for source in sources), 0
     for number, source in enumerate(sources):
-        for raw in read(source.file, source.rules.field, _on_bytes(progress, done, total)):
-            yield number, raw
+        collector.begin()
+        for piece in _pieces(number, source, limit_tokens, collector, _on_bytes(progress, done, total), workers):
+            collector.collect(piece)
         done += source.file.size
+    rows = _shard(collector.result, config)
+    collector.result.counts = collector.counts(rows)
+    return collector.result
 
 
 def _on_bytes(progress: Progress | None, done: int, total: int) -> OnBytes | None:
     return None if progress is None else lambda count: progress("reading", done + count, total)
 
 
-def check_length(prompt: Prompt, limit_tokens: int, count_tokens: CountTokens) -> None:
-    """Raise BadRecord if a prompt has more than `limit_tokens` tokens.
-
-    Tokens are counted only where the bytes leave a doubt: a byte-level tokenizer makes at most one token of a byte.
-    """
-    record = prompt.record
-    if "input_ids" in record:
-        most = len(record["input_ids"])
-    else:
-        most = prompt.size + _TURN_BYTES * (len(record["messages"]) + 1) + _TEMPLATE_BYTES
-        most += _TOOLS_BYTES + _TOOLS_GROWTH * prompt.size if "tools" in record else 0
-    if most <= limit_tokens:
+def _pieces(
+    number: int,
+    source: Source,
+    limit_tokens: int,
+    collector: _Collector,
+    on_bytes: OnBytes | None,
+    workers: Workers | None,
+) -> Iterator[Piece]:
+    if workers is None or not source.by_lines:
+        yield from stream(number, source, limit_tokens, collector.full, on_bytes)
         return
-    try:
-        tokens = count_tokens(record)
-    except UserError as refusal:  # the chat template refuses this one record, and no other need suffer for it
-        raise BadRecord(Kind.TEMPLATE, str(refusal).rstrip(".")) from None
-    if tokens > limit_tokens:
-        raise BadRecord(Kind.TOO_LONG, f"the prompt has {tokens} tokens, more than the context leaves ({limit_tokens})")
+    for piece in workers.map(examine, spans(number, source, limit_tokens, collector.full)):
+        yield piece
+        if on_bytes is not None:
+            on_bytes(piece.stop)
+    if not collector.records_here:
+        raise no_records(source.file)
+
+
+class _Collector:
+    """Joins pieces in order: what is new, what is too long, what lies beyond max_prompts."""
+
+    def __init__(self, result: Scan, max_prompts: int | None, limit_tokens: int, count_tokens: CountTokens) -> None:
+        self.result, self.records_here = result, 0
+        self._max_prompts, self._limit, self._count_tokens = max_prompts, limit_tokens, count_tokens
+        self._tally, self._seen = Tally(), set[bytes]()
+        self._read = self._duplicates = self._beyond = self._lines = 0
+
+    def full(self) -> bool:
+        """Whether there are max_prompts prompts already."""
+        return self._max_prompts is not None and len(self._seen) >= self._max_prompts
+
+    def begin(self) -> None:
+        """Start with the next source."""
+        self._lines = self.records_here = 0
+
+    def collect(self, piece: Piece) -> None:
+        """Take the records of the next piece."""
+        good = 0
+        for number in range(piece.records):
+            if self.full():
+                self._beyond += piece.records - number
+                break
+            refused = piece.refused.get(number)
+            if refused is None:
+                refused = self._too_long(piece.doubtful[number]) if number in piece.doubtful else None
+                if refused is None:
+                    self._add(piece, good)
+                good += 1
+            if refused is not None:
+                self._refuse(piece, refused)
+        self._read += piece.records
+        self.records_here += piece.records
+        self._lines += piece.lines
+
+    def _add(self, piece: Piece, good: int) -> None:
+        prompt = piece.id(good)
+        if prompt in self._seen:
+            self._duplicates += 1
+        else:
+            self._seen.add(prompt)
+            self.result.add(prompt, piece.source, piece.positions[good], piece.sizes[good])
+
+    def _refuse(self, piece: Piece, refused: Refused) -> None:
+        where = place(self.result.sources[piece.source].file, self._lines + refused.row)
+        self._tally.add(where, BadRecord(Kind(refused.kind), refused.reason))
+
+    def _too_long(self, doubtful: Doubtful) -> Refused | None:
+        try:
+            tokens = self._count_tokens(json.loads(doubtful.text))
+        except UserError as refusal:  # the chat template refuses this one record, and no other need suffer for it
+            return Refused(doubtful.row, Kind.TEMPLATE, str(refusal).rstrip("."))
+        if tokens <= self._limit:
+            return None
+        reason = f"the prompt has {tokens} tokens, more than the context leaves ({self._limit})"
+        return Refused(doubtful.row, Kind.TOO_LONG, reason)
+
+    def counts(self, rows: Mapping[Split, int]) -> Counts:
+        """What became of every record, given the rows of each split."""
+        bad = self._tally.by_kind()
+        return Counts(self._read, rows["train"], rows["held_out"], self._duplicates, self._beyond, bad)
 
 
 def _shard(result: Scan, config: PromptsConfig) -> dict[Split, int]:

@@ -14,7 +14,7 @@ from draftmill.config import Config
 from draftmill.drafter.checkpoint import load_drafter
 from draftmill.drafter.spec import DrafterShape, choose_mask_token, resolve_shape
 from draftmill.progress import Heartbeat
-from draftmill.schemas import COMPLETIONS, read_rows
+from draftmill.schemas import read_completions
 from draftmill.stages.evaluate import HeldOutPrompt, evaluate_drafter
 from draftmill.stages.train import Progress, train_window
 from draftmill.target.files import context_length, read_config
@@ -44,6 +44,7 @@ def train_drafter(
     previous: Path | None,
     output: Path,
     journal: Path,
+    saved: Callable[[Path], None] = lambda path: None,
     span: tuple[float, float],
     provenance: Mapping[str, Any],
     heartbeat: Beats,
@@ -62,6 +63,7 @@ def train_drafter(
             previous=previous,
             output=output,
             journal=journal,
+            saved=saved,
             shape=drafter_shape(config, int(embed.shape[0])),
             target=read_config(config.target),
             embed=embed,
@@ -122,6 +124,6 @@ def evaluate_checkpoint(
 
 def held_out_prompts(completions: Sequence[Path]) -> list[HeldOutPrompt]:
     """One prompt for each held-out prompt id, ordered by id so that a smaller limit takes a fixed part of a larger."""
-    rows = [row for path in completions for row in read_rows(path, COMPLETIONS) if row["sample"] == 0]
+    rows = [row for path in completions for row in read_completions(path).to_pylist() if row["sample"] == 0]
     rows.sort(key=lambda row: row["prompt_id"])
     return [HeldOutPrompt(row["prompt_id"], row["source"], tuple(row["prompt_ids"])) for row in rows]

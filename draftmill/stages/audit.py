@@ -16,7 +16,7 @@ from draftmill.audit.tokens import TokenInfo
 from draftmill.canonical import canonical_json
 from draftmill.config import AuditConfig
 from draftmill.errors import UserError
-from draftmill.schemas import COMPLETIONS, REJECTED, read_table
+from draftmill.schemas import REJECTED, read_completions, read_table
 from draftmill.store.local import publish_text
 
 
@@ -37,7 +37,7 @@ def audit_shard(
     finding in one sentence, and leaves no output; after a pass it is the failed files of earlier tries that are gone.
     """
     name = f"Shard {completions.stem}"
-    tables = read_table(completions, COMPLETIONS), read_table(rejected, REJECTED)
+    tables = read_completions(completions), read_table(rejected, REJECTED)
     try:
         result = audit_tables(name, *tables, limits, tokens, provenance)
     except ValueError as error:

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 
 from draftmill.config import Config
+from draftmill.engines.sampling import Mix
 from draftmill.errors import UserError
 from draftmill.hidden_states import HiddenRow, RowKey, write_shard
 from draftmill.progress import Heartbeat
@@ -128,7 +129,9 @@ def extract_shard(
     with heartbeat(len(rows)) as beat:
         states = _states(tapped, ids, config.hidden.batch_tokens, beat)
     chosen = canary_rows([len(row) for row in ids], config.hidden.canary_rows)
-    canaries = [_compare(tapped, rows[i], i, states[i], config.generate.temperature) for i in chosen]
+    mix = Mix(config.generate)
+    warmth = [mix.setting((row["prompt_id"], row["sample"]), row["source"]).sampling.temperature for row in rows]
+    canaries = [_compare(tapped, rows[i], i, states[i], warmth[i]) for i in chosen]
     for canary in canaries:
         if not canary.agrees:
             raise UserError(_disagreement(completions, canary, config))

@@ -60,6 +60,7 @@ def train_window(
     previous: Path | None,
     output: Path,
     journal: Path,
+    saved: Callable[[Path], None] = lambda path: None,
     shape: DrafterShape,
     target: Mapping[str, Any],
     embed: torch.Tensor,
@@ -74,7 +75,8 @@ def train_window(
 
     `previous` is the folder of the window before (None: fresh weights), `target` the target's config.json, `embed` and
     `head` [vocabulary, width] are its frozen matrices. `span` is the share of the whole run that this window covers, so
-    that warmup and cosine stretch over all windows. `journal` is a folder of this job alone, removed at the end.
+    that warmup and cosine stretch over all windows. `journal` is a folder of this job alone, removed at the end;
+    `saved` hears of each checkpoint there.
     Raises UserError if no row can be trained on or the shards do not fit the drafter.
     """
     rows = Rows(hidden, len(shape.taps), shape.hidden_size, config.max_length)
@@ -85,9 +87,9 @@ def train_window(
         )
     unseen = Rows(held_out, len(shape.taps), shape.hidden_size, config.max_length)
     trainer = Trainer(Drafter(shape).initialize(config.seed, head), embed, head, config, device)
-    saved = journal / TRAINER_FILE
-    log = _resume(saved, trainer, provenance) or _start_from(previous, trainer)
-    _Loop(trainer, rows, unseen, config, span, log, saved, dict(provenance), progress).run()
+    checkpoint = journal / TRAINER_FILE
+    log = _resume(checkpoint, trainer, provenance) or _start_from(previous, trainer)
+    _Loop(trainer, rows, unseen, config, span, log, checkpoint, saved, dict(provenance), progress).run()
     result = {
         "rows": len(rows),
         "rows_without_anchor": rows.skipped,
@@ -150,7 +152,8 @@ class _Loop:
     config: TrainConfig
     span: tuple[float, float]
     log: _Log
-    saved: Path
+    checkpoint: Path
+    saved: Callable[[Path], None]
     provenance: dict[str, Any]
     progress: Progress | None
 
@@ -226,5 +229,6 @@ class _Loop:
     def _save(self) -> None:
         if ranks.rank() == 0:
             log = {name: getattr(self.log, name) for name in _Log.__slots__}
-            save_trainer(self.saved, self.trainer.optimizer.state(), {"log": log, "provenance": self.provenance})
+            save_trainer(self.checkpoint, self.trainer.optimizer.state(), {"log": log, "provenance": self.provenance})
+            self.saved(self.checkpoint)
         ranks.wait_for_all()

@@ -1,1 +1,1 @@
-"""Where objects live: a directory today behind a small interface that an object store can fill as well."""
+"""Where objects live: a directory or S3, behind one small interface."""

@@ -2,11 +2,14 @@
 
 A journal is a row of segments, each one object of JSON lines whose first line is the digest of the rest: a torn or
 foreign segment is recognised and dropped, and its rows are done again. Rows are found by their key, never by counting.
+A segment's name ends with its writer's own mark, so that two writers of one journal (a killed job's last breath on another
+machine) never replace each other's segments.
 """
 
 from __future__ import annotations
 
 import json
+import secrets
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -19,7 +22,7 @@ class Journal:
 
     def __init__(self, store: Store, prefix: str) -> None:
         self._store, self._prefix = store, prefix.rstrip("/") + "/"
-        self._next = 0
+        self._next, self._writer = 0, secrets.token_hex(4)
 
     def rows(self) -> list[dict[str, Any]]:
         """Every whole row that was flushed, in the order of flushing; damaged segments are removed."""
@@ -39,7 +42,9 @@ class Journal:
         if not lines:
             return
         body = "\n".join(lines).encode()
-        self._store.put(f"{self._prefix}{self._next:08d}.jsonl", digest_bytes(body).encode() + b"\n" + body)
+        self._store.put(
+            f"{self._prefix}{self._next:08d}-{self._writer}.jsonl", digest_bytes(body).encode() + b"\n" + body
+        )
         self._next += 1
 
     def clear(self) -> None:
@@ -49,7 +54,7 @@ class Journal:
 
 
 def _number(key: str) -> int:
-    stem = key.rpartition("/")[2].removesuffix(".jsonl")
+    stem = key.rpartition("/")[2].removesuffix(".jsonl").partition("-")[0]
     return int(stem) if stem.isdigit() else -1
 
 

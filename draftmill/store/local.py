@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import secrets
+import shutil
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from draftmill.errors import UserError
+from draftmill.store import writer
 from draftmill.store.base import ObjectInfo
 
 # Names that start so are unfinished publications: a listing leaves them out, and their ending keeps them out of every
@@ -39,7 +42,16 @@ def publish_text(path: Path, text: str) -> None:
 
 
 def _temporary(path: Path) -> Path:
-    return path.with_name(f"{_TEMPORARY}{secrets.token_hex(4)}-{path.name}.part")
+    return path.with_name(f"{_TEMPORARY}{writer.mark()}-{secrets.token_hex(4)}-{path.name}.part")
+
+
+def _left(path: Path, older_than_s: float) -> bool:
+    """Whether nobody works on an unfinished file any more."""
+    if writer.dead(path.name.removeprefix(_TEMPORARY).partition("-")[0]):
+        return True
+    with suppress(FileNotFoundError):
+        return time.time() - path.stat().st_mtime > older_than_s
+    return False
 
 
 def _make_folder(folder: Path) -> None:
@@ -49,6 +61,22 @@ def _make_folder(folder: Path) -> None:
         except FileNotFoundError:  # another process removed an empty folder above it in between
             continue
     folder.mkdir(parents=True, exist_ok=True)
+
+
+@contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    """Hold the folder's lock. Where the file system has none for folders, nothing is held (claims decide nothing)."""
+    try:
+        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    except FileNotFoundError:
+        yield
+        return
+    try:
+        with suppress(OSError):
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
 
 
 def _sync(path: Path) -> None:
@@ -97,10 +125,24 @@ class LocalStore:
             return None
         return ObjectInfo(path.relative_to(self.root).as_posix(), status.st_size, status.st_mtime)
 
+    def info(self, key: str) -> ObjectInfo | None:
+        """One object without its bytes; None if there is none."""
+        path = self.path(key)
+        return self._info(path) if path.is_file() else None
+
     def get(self, key: str) -> bytes:
         """An object's bytes. Raises KeyError if there is none."""
         try:
             return self.path(key).read_bytes()
+        except (FileNotFoundError, NotADirectoryError):
+            raise KeyError(key) from None
+
+    def part(self, key: str, start: int, stop: int) -> bytes:
+        """The bytes from `start` up to `stop` of an object. Raises KeyError if there is none."""
+        try:
+            with self.path(key).open("rb") as stream:
+                stream.seek(start)
+                return stream.read(stop - start)
         except (FileNotFoundError, NotADirectoryError):
             raise KeyError(key) from None
 
@@ -125,13 +167,45 @@ class LocalStore:
         _sync(path.parent)
         return True
 
-    def remove_unfinished(self, older_than_s: float) -> Sequence[Path]:
-        """Remove what killed publications left behind, if it is older than that; a younger one may be at work."""
+    def replace(self, key: str, data: bytes, old: bytes) -> bool:
+        """Publish a small object in the place of one that still has the bytes `old`; False if it has others or is gone."""
+        with _locked(self.path(key).parent):
+            try:
+                if self.get(key) != old:
+                    return False
+            except KeyError:
+                return False
+            self.put(key, data)
+            return True
+
+    def fetch(self, key: str, path: Path) -> None:
+        """Copy an object into a file, which appears whole or not at all. Raises KeyError if there is none."""
+        if not self.path(key).is_file():
+            raise KeyError(key)
+        with publishing(path) as temporary:
+            shutil.copyfile(self.path(key), temporary)
+
+    def publish(self, key: str, path: Path) -> None:
+        """Publish a copy of a finished file, replacing an older object."""
+        with publishing(self.path(key)) as temporary:
+            shutil.copyfile(path, temporary)
+
+    def address(self, key: str) -> str:
+        """The path of an object."""
+        return str(self.path(key))
+
+    def free_bytes(self) -> int:
+        """Room on the file system that the folder is on or will be on."""
+        folder = self.root.absolute()
+        return shutil.disk_usage(next(path for path in (folder, *folder.parents) if path.exists())).free
+
+    def remove_unfinished(self, older_than_s: float, *, dry: bool = False) -> Sequence[str]:
+        """Remove what killed publications left behind: that of a dead process of this host at once, other files by age."""
         found = [path for path in self.root.rglob(f"{_TEMPORARY}*.part") if path.is_file()]
-        old = [path for path in found if time.time() - path.stat().st_mtime > older_than_s]
-        for path in old:
+        gone = [path for path in found if _left(path, older_than_s)]
+        for path in () if dry else gone:
             path.unlink(missing_ok=True)
-        return old
+        return [str(path) for path in gone]
 
     def delete(self, key: str) -> None:
         """Remove an object and the folders it leaves empty; no error if there is none."""

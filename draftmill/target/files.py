@@ -20,6 +20,7 @@ from draftmill.errors import UserError, reason
 
 # What decides the text a model gives: weights, config, tokenizer, template, remote code.
 _DECISIVE = re.compile(r".*\.(safetensors|bin|json|txt|model|jinja|py|gguf)")
+_WEIGHTLESS = re.compile(r".*\.(json|txt|model|jinja|py)")
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 
 
@@ -50,8 +51,19 @@ def identity(target: TargetConfig, cache: DigestCache) -> str:
     check(target)
     if not is_folder(target):
         return f"{target.model}@{target.revision}"
-    folder = Path(target.model)
-    files = sorted(path for path in folder.iterdir() if path.is_file() and _DECISIVE.fullmatch(path.name))
+    return _fingerprint(target, cache, _DECISIVE)
+
+
+def tokenizer_identity(target: TargetConfig, cache: DigestCache) -> str:
+    """A name of all that decides a prompt's ids: the model's files without its weights. Raises UserError like check()."""
+    check(target)
+    if not is_folder(target):
+        return f"{target.model}@{target.revision}"
+    return _fingerprint(target, cache, _WEIGHTLESS)
+
+
+def _fingerprint(target: TargetConfig, cache: DigestCache, names: re.Pattern[str]) -> str:
+    files = sorted(path for path in Path(target.model).iterdir() if path.is_file() and names.fullmatch(path.name))
     return fingerprint([[path.name, cache.digest(path)] for path in files])
 
 

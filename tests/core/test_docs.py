@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import typer
 
-from draftmill import reference
+from draftmill import invalidation, reference
 from draftmill.cli import app
 from draftmill.config import Config
 from draftmill.gpu import gate
@@ -68,7 +68,8 @@ def test_every_command_and_option_exists(page: Path) -> None:
                 assert left[0] in command.commands, f"draftmill {words}"
                 command = command.commands[left.pop(0)]
             known = {name for option in command.params for name in (*option.opts, *option.secondary_opts)}
-            options = [option for option in re.findall(r"--[a-z-]+", " ".join(left)) if option != "--help"]
+            own = f" {' '.join(left)}".partition(" -- ")[0]  # what follows is another program's
+            options = [option for option in re.findall(r"--[a-z-]+", own) if option != "--help"]
             assert set(options) <= known, f"draftmill {words}"
 
 
@@ -111,6 +112,7 @@ def test_every_path_of_the_repository_exists(page: Path) -> None:
 def test_the_reference_of_the_configuration_is_current() -> None:
     assert (ROOT / "config/README.md").read_text() == reference.markdown(), "run `make reference`"
     assert (ROOT / "config/schema.json").read_text() == reference.schema(), "run `make reference`"
+    assert (ROOT / "docs/invalidation.md").read_text() == invalidation.markdown(), "run `make reference`"
 
 
 # Sentences ------------------------------------------------------------------------------------------------------------

@@ -3,6 +3,8 @@
 from itertools import pairwise
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from draftmill import layout
 from draftmill.graph import DRAFTER_FILES, ONCE, Graph
@@ -185,3 +187,53 @@ def test_no_two_jobs_make_the_same_object():
     graph = window_graph()
     made = makers(graph)
     assert len(made) == sum(len(graph.outputs(*job)) for job in set(made.values()))
+
+
+def test_what_a_job_reads_is_told_from_what_it_waits_for_and_from_what_the_store_lacks():
+    graph = graph_of(configuration(), frozenset({layout.prompts(B)}))
+    made = with_outputs(graph, ("generate", B))
+    assert graph.reads("generate", B) == {"prompts": [layout.prompts(B)]}
+    assert graph.lacks("generate", B) == [graph.pilot()]
+    assert made.reads("extract", B) == {"completions": [graph.completions(B)]}
+    assert made.lacks("extract", B) == [graph.audit(B), graph.pilot()]
+    assert made.reads("generate", B) == {}
+    assert made.lacks("generate", B) == []
+
+
+def test_the_shards_to_come_are_those_without_answers_in_their_turn():
+    graph = with_outputs(graph_of(configuration(pilot=1)), ("generate", C))
+    assert graph.coming(A) == [B, D, E, H]
+    assert graph.coming(D) == [B, A, E, H]
+    assert graph.coming(B) == []
+
+
+@pytest.mark.parametrize(
+    "hidden", [{}, {"policy": "window", "window_shards": 2, "window_lead": 0}], ids=["keep", "window"]
+)
+@settings(max_examples=60, deadline=None)
+@given(data=st.data())
+def test_fewer_edges_and_targets_find_the_same_jobs_in_the_same_order(hidden, data):
+    config = configuration(hidden=hidden, pilot=data.draw(st.integers(0, 4)))
+    empty = graph_of(config)
+    made = makers(empty)
+    graph = graph_of(config, frozenset(data.draw(st.sets(st.sampled_from(sorted(made))))))
+
+    def before(job, edges, seen):
+        """All jobs that a job waits for, directly or through others."""
+        for key in edges(*job):
+            if key in made and key not in graph.present and made[key] not in seen:
+                seen.add(made[key])
+                before(made[key], edges, seen)
+        return seen
+
+    def sentinel_and_job(stage, name):
+        gated = stage in ("generate", "extract", "train", "evaluate")
+        reads = [key for keys in graph.reads(stage, name).values() for key in keys]
+        return [*graph.awaits(stage, name), *reads] if gated else graph.lacks(stage, name)
+
+    jobs = {made[key] for key in graph.results() if key not in graph.present}
+    assert {made[key] for key in graph.targets() if key not in graph.present} == jobs
+    assert set(graph.targets()) <= set(graph.results())
+    for job in reachable(graph):
+        assert before(job, lambda *one: graph.awaits(*one), set()) == before(job, graph.lacks, set())
+        assert before(job, sentinel_and_job, set()) == before(job, graph.lacks, set())

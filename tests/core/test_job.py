@@ -12,9 +12,11 @@ from types import SimpleNamespace
 
 import pytest
 
+from draftmill.build_claims import claims_of
 from draftmill.errors import UserError
 from draftmill.gpu import gate, processes
 from draftmill.job import BUILDER_VARIABLE, RUN_VARIABLE, Job, follow_builder, mark_builder
+from draftmill.store.local import LocalStore
 from tests.tiny import config_values
 
 DEADLINE = 30.0
@@ -143,7 +145,7 @@ SCRIPT = """
         {body}
 
     params = SimpleNamespace(stage="generate", name="x", provenance={{}})
-    run(SimpleNamespace(log=[sys.argv[1]], config={config}, params=params), main)
+    run(SimpleNamespace(log=[sys.argv[1]], config={config}, params=params, input={{}}, output={{}}), main)
 """
 
 
@@ -203,13 +205,42 @@ def test_inputs_are_paths_by_name_and_a_missing_one_says_what_to_do(job, tmp_pat
 
 
 def test_a_job_has_its_own_journal_progress_and_versions(job, tmp_path):
-    assert job.journal_folder() == tmp_path / "store/journal/extract/a-b"
+    assert job.journal_folder()[0] == tmp_path / "store/journal/extract/a-b"
     job.journal().append([{"row": 1}])
     with job.heartbeat(3):
         pass
-    assert set(job.store.list()) == {"journal/extract/a-b/00000000.jsonl", "progress/extract/a-b.json"}
+    found = {key.partition("-b/00000000-")[0] for key in job.store.list()}
+    assert found == {"journal/extract/a", "progress/extract/a-b.json"}
     assert job.provenance["stage"] == "extract"
     assert set(job.provenance["versions"]) == {"draftmill", "torch", "transformers", "pyarrow"}
+
+
+def test_a_job_that_another_build_has_finished_meanwhile_is_not_done_again(tmp_path):
+    """Another build holds the claim, publishes and lets go: this one waits, then has nothing to do."""
+    store = LocalStore(tmp_path / "store")
+    snakemake = SimpleNamespace(
+        config={**config_values(), "store": str(store.root)},
+        params=SimpleNamespace(stage="extract", name="a-b", provenance={}),
+        input={},
+        output={"hidden": str(store.root / "hidden/a-b.safetensors")},
+    )
+    with Job(snakemake).claimed() as todo:
+        assert todo
+        assert list(store.list("claims/")) == ["claims/extract/a-b.json"]
+    others = claims_of(store, "another")
+    with others.claimed("claims/extract/a-b.json", lambda: False):
+        seen, waiting = [], threading.Thread(target=lambda: _enter(Job(snakemake), seen))
+        waiting.start()
+        store.put("hidden/a-b.safetensors", b"the winner's")
+        assert seen == []
+    waiting.join(60)
+    assert seen == [False]
+    assert sorted(store.list()) == ["hidden/a-b.safetensors"]
+
+
+def _enter(job, seen):
+    with job.claimed() as todo:
+        seen.append(todo)
 
 
 def test_a_sentinel_of_another_run_is_not_trusted(tmp_path, monkeypatch):

@@ -7,12 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from draftmill import preflight as room
+from draftmill import memory
 from draftmill.canonical import canonical_json
 from draftmill.config import Config
 from draftmill.errors import UserError
 from draftmill.graph import Graph
-from draftmill.preflight import Needs, available_memory, memory_limit, needs, preflight, tokens_a_row, weight_bytes
+from draftmill.memory import available_memory, memory_limit
+from draftmill.preflight import Needs, needs, preflight, tokens_a_row, weight_bytes
 from draftmill.store.local import LocalStore
 from tests.core.builds import SIZES, TARGET, configuration, make_index, specs_of
 
@@ -42,9 +43,9 @@ def host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
         (tmp_path / "groups/job").mkdir(parents=True, exist_ok=True)
         (tmp_path / "groups/job/memory.max").write_text(f"{limit}\n")
         (tmp_path / "own").write_text("0::/job\n")
-        monkeypatch.setattr(room, "_MEMORY", tmp_path / "meminfo")
-        monkeypatch.setattr(room, "_GROUPS", tmp_path / "groups")
-        monkeypatch.setattr(room, "_OWN_GROUPS", tmp_path / "own")
+        monkeypatch.setattr(memory, "_MEMORY", tmp_path / "meminfo")
+        monkeypatch.setattr(memory, "_GROUPS", tmp_path / "groups")
+        monkeypatch.setattr(memory, "_OWN_GROUPS", tmp_path / "own")
 
     make()
     return make

@@ -28,13 +28,15 @@ def beat(store, clock):
     return Heartbeat(store, KEY, stage="generate", name="x", total=10, clock=clock)
 
 
-def told(store):
+def told(store, beat=None):
+    if beat is not None:
+        assert beat.settle()
     return json.loads(store.get(KEY))
 
 
 def test_the_first_heartbeat_comes_at_once(store, beat):
     with beat:
-        found = told(store)
+        found = told(store, beat)
     assert {name: found[name] for name in ("stage", "name", "unit", "total", "state", "done", "tokens")} == {
         "stage": "generate",
         "name": "x",
@@ -51,10 +53,10 @@ def test_units_tokens_and_facts_add_up_and_are_told_every_two_seconds(store, clo
     with beat:
         clock.now += 1
         beat.advance(2, 30, {"loss": 3.5})
-        assert told(store)["done"] == 0
+        assert told(store, beat)["done"] == 0
         clock.now += 1
         beat.advance(1, 10, {"failures": 1})
-        found = told(store)
+        found = told(store, beat)
         assert (found["done"], found["tokens"], found["loss"], found["failures"]) == (3, 40, 3.5, 1)
         assert (found["tokens_per_second"], found["updated"]) == (20.0, 102.0)
 
@@ -64,7 +66,7 @@ def test_what_an_earlier_run_had_done_counts_but_not_in_the_rate(store, clock, b
         beat.resume(7)
         clock.now += 2
         beat.advance(1, 10)
-        found = told(store)
+        found = told(store, beat)
     assert (found["done"], found["resumed"], found["tokens_per_second"]) == (8, 7, 5.0)
 
 

@@ -6,7 +6,17 @@ import pytest
 
 from draftmill import schemas
 from draftmill.errors import UserError
-from draftmill.schemas import COMPLETIONS, PROMPTS, REJECTED, iterate_loss_masks, read_provenance, read_rows, write_rows
+from draftmill.schemas import (
+    COMPLETIONS,
+    MIXED_COMPLETIONS,
+    PROMPTS,
+    REJECTED,
+    iterate_loss_masks,
+    read_completions,
+    read_provenance,
+    read_rows,
+    write_rows,
+)
 from tests.core.conftest import is_one_sentence
 from tests.core.objects import completion
 
@@ -86,3 +96,16 @@ def test_a_null_where_a_value_must_be_is_refused(tmp_path):
 def test_a_file_of_something_else_has_no_provenance(tmp_path):
     pq.write_table(pa.table({"a": [1]}), tmp_path / "x")
     assert read_provenance(tmp_path / "x") == {}
+
+
+def test_where_settings_are_mixed_the_group_of_a_row_is_its_source_and_its_setting(tmp_path):
+    names = ["thinking", "", "plain"]
+    rows = [completion(number) | {"setting": name} for number, name in enumerate(names)]
+    write_rows(tmp_path / "mixed.parquet", MIXED_COMPLETIONS, rows, {})
+    table = read_completions(tmp_path / "mixed.parquet")
+    assert table.schema.equals(COMPLETIONS)
+    source = rows[0]["source"]
+    assert table["source"].to_pylist() == [f"{source} · thinking", source, f"{source} · plain"]
+    assert read_rows(tmp_path / "mixed.parquet", COMPLETIONS) == [completion(number) for number in range(3)]
+    write_rows(tmp_path / "plain.parquet", COMPLETIONS, [completion(0)], {})
+    assert read_completions(tmp_path / "plain.parquet").to_pylist() == [completion(0)]

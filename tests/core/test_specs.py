@@ -1,13 +1,11 @@
 """Which key decides what: every key of the configuration with the stages whose fingerprint changes, and no other's."""
 
 from dataclasses import replace
-from typing import Any, NamedTuple, get_args
 
 import pytest
-from pydantic import BaseModel
 
-from draftmill.config import Config, GenerateConfig
-from draftmill.prompts import index as index_module
+from draftmill import specs as specs_module
+from draftmill.invalidation import effects, markdown, raised
 from draftmill.prompts.scan import Counts
 from draftmill.specs import SPEC_VERSIONS, Specs, windows
 from tests.core.builds import COUNTS, HELD_OUT, TRAIN, configuration, make_index, specs_of
@@ -21,155 +19,92 @@ GENERATED = EXTRACTED | AUDITED | {"generate"}
 INDEX = frozenset({"index"})
 NOTHING: frozenset[str] = frozenset()
 
-
-class Case(NamedTuple):
-    """A changed value, what it decides, and the settings under which it does."""
-
-    value: Any
-    stages: frozenset[str]
-    base: dict[str, Any] | None = None
-
-
-TABLE: dict[str, Case] = {
-    "device": Case("cuda", GENERATED),  # by dtype: auto
-    "store": Case("elsewhere", NOTHING),
-    "pilot": Case(1, frozenset({"pilot"})),
-    "target.model": Case("org/other", GENERATED | INDEX),
-    "target.revision": Case("b" * 40, GENERATED | INDEX),
-    "target.dtype": Case("bfloat16", GENERATED),
-    "target.attention": Case("eager", GENERATED),
-    "target.trust_remote_code": Case(True, GENERATED),
-    "target.context_length": Case(256, EVALUATED | INDEX),
-    "target.chat_template_args": Case({"enable_thinking": False}, GENERATED | INDEX),
-    "prompts.sources": Case([{"path": "other.jsonl"}], INDEX),
-    "prompts.max_prompts": Case(7, INDEX),
-    "prompts.system": Case("Be brief.", INDEX),
-    "prompts.shard_rows": Case(20, INDEX),
-    "prompts.held_out": Case(0.3, INDEX),
-    "prompts.max_bad": Case(0.5, NOTHING),
-    "generate.max_new_tokens": Case(25, GENERATED | INDEX),
-    "generate.temperature": Case(0.5, GENERATED),
-    "generate.top_p": Case(0.5, GENERATED),
-    "generate.top_k": Case(5, GENERATED),
-    "generate.min_p": Case(0.1, GENERATED),
-    "generate.samples": Case(2, GENERATED),
-    "generate.seed": Case(1, GENERATED),
-    "generate.batch_size": Case(3, GENERATED),
-    "generate.attempts": Case(5, GENERATED),
-    "generate.max_token_run": Case(9, GENERATED),
-    "generate.flush_rows": Case(9, NOTHING),
-    "generate.flush_seconds": Case(9.0, NOTHING),
-    "audit.max_spike": Case(0.5, AUDITED),
-    "audit.short_tokens": Case(9, AUDITED),
-    "audit.max_short": Case(0.5, AUDITED),
-    "audit.max_empty": Case(0.5, AUDITED),
-    "audit.max_cut": Case(0.5, AUDITED),
-    "audit.max_unclosed_thinking": Case(0.6, AUDITED),
-    "audit.max_repetitive": Case(0.5, AUDITED),
-    "audit.max_duplicates": Case(0.5, AUDITED),
-    "audit.max_boundary_moved": Case(0.5, AUDITED),
-    "audit.max_rejected": Case(0.5, AUDITED),
-    "audit.min_mean_loss_tokens": Case(2.0, AUDITED),
-    "audit.examples": Case(1, AUDITED),
-    "hidden.taps": Case([0, 1], EXTRACTED),
-    "hidden.num_taps": Case(3, EXTRACTED, {"hidden": {"taps": "auto"}}),
-    "hidden.batch_tokens": Case(99, NOTHING),
-    "hidden.policy": Case("window", TRAINED, {"hidden": {"window_shards": 2}}),
-    "hidden.window_shards": Case(2, TRAINED, {"hidden": {"policy": "window"}}),
-    "hidden.window_lead": Case(0, NOTHING, {"hidden": {"policy": "window", "window_shards": 1}}),
-    "hidden.budget_gib": Case(1.0, NOTHING),
-    "hidden.canary_rows": Case(5, NOTHING),
-    "drafter.layers": Case(2, TRAINED),
-    "drafter.block_size": Case(5, TRAINED),
-    "drafter.heads": Case(2, TRAINED),
-    "drafter.kv_heads": Case(1, TRAINED),
-    "drafter.head_dim": Case(16, TRAINED),
-    "drafter.intermediate_size": Case(48, TRAINED),
-    "drafter.sliding_layers": Case(1, TRAINED),
-    "drafter.sliding_window": Case(9, TRAINED, {"drafter": {"sliding_layers": 1}}),
-    "drafter.mask_token_id": Case(9, TRAINED),
-    "train.epochs": Case(3, TRAINED),
-    "train.learning_rate": Case(1e-3, TRAINED),
-    "train.min_learning_rate": Case(1e-5, TRAINED),
-    "train.warmup": Case(0.1, TRAINED),
-    "train.weight_decay": Case(0.1, TRAINED),
-    "train.betas": Case([0.8, 0.9], TRAINED),
-    "train.clip_norm": Case(2.0, TRAINED),
-    "train.anchors": Case(3, TRAINED),
-    "train.batch_rows": Case(3, TRAINED),
-    "train.micro_batch_rows": Case(2, NOTHING),
-    "train.max_length": Case(99, TRAINED),
-    "train.loss_decay": Case(3.0, TRAINED),
-    "train.loss": Case("dpace", TRAINED),
-    "train.seed": Case(3, TRAINED),
-    "train.save_every": Case(9, NOTHING),
-    "evaluate.max_prompts": Case(9, EVALUATED),
-    "evaluate.max_new_tokens": Case(9, EVALUATED),
-    "evaluate.prompt_lookup_tokens": Case(9, EVALUATED),
-    "evaluate.bootstrap": Case(9, EVALUATED),
-    "resources.cpu_threads": Case(2, NOTHING),
-    "resources.cpu_threads_alone": Case(2, NOTHING),
-    "resources.train_gpus": Case(2, NOTHING),
-    "resources.gpu_retries": Case(3, NOTHING),
+# What a change of any key of a section makes anew; a new key must fit, or stand in TABLE with what it makes anew.
+SECTIONS: dict[str, frozenset[str]] = {
+    "target.": GENERATED,
+    "prompts.": INDEX,
+    "generate.": GENERATED,
+    "generate.sglang.": NOTHING,
+    "audit.": AUDITED,
+    "drafter.": TRAINED,
+    "train.": TRAINED,
+    "evaluate.": EVALUATED,
+    "resources.": NOTHING,
+    "s3.": NOTHING,
+    "plan.": NOTHING,
     # The gate decides when a job runs, never what it makes.
-    "gate": Case({"wait_s": 5.0, "max_used_mib": 1, "sentinel": "in_job", "lock_dir": "x"}, NOTHING),
+    "gate.": NOTHING,
 }
-# Keys with one allowed value; what they must be part of.
-SINGLE = {"generate.engine": "generate"}
-# Settings without effect where nothing reads them must not invalidate finished work either.
-WITHOUT_EFFECT = {
-    "hidden.num_taps": Case(3, NOTHING),
-    "hidden.window_shards": Case(2, NOTHING),
-    "drafter.sliding_window": Case(9, NOTHING),
+TABLE: dict[str, frozenset[str]] = {
+    "device": GENERATED,  # by dtype: auto
+    "store": NOTHING,
+    "pilot": frozenset({"pilot"}),
+    # What decides a prompt's token ids decides which prompts are too long.
+    "target.model": GENERATED | INDEX,
+    "target.revision": GENERATED | INDEX,
+    "target.context_length": EVALUATED | INDEX,
+    "target.chat_template_args": GENERATED | INDEX,
+    "prompts.max_bad": NOTHING,
+    "generate.max_new_tokens": GENERATED | INDEX,
+    "generate.mix": GENERATED | INDEX,
+    "generate.flush_rows": NOTHING,
+    "generate.flush_seconds": NOTHING,
+    "hidden.taps": EXTRACTED,
+    "hidden.num_taps": EXTRACTED,
+    "hidden.batch_tokens": NOTHING,
+    "hidden.policy": TRAINED,
+    "hidden.window_shards": NOTHING,
+    "hidden.window_lead": NOTHING,
+    "hidden.budget_gib": NOTHING,
+    "hidden.canary_rows": NOTHING,
+    "drafter.sliding_window": NOTHING,
+    "train.micro_batch_rows": NOTHING,
+    "train.save_every": NOTHING,
 }
+# Where a setting makes another or the only difference.
+UNDER: dict[tuple[str, str], frozenset[str]] = {
+    # The device decides the weights in training even when the target computes alike.
+    ("device", "`target.dtype: float32`"): TRAINED,
+    ("generate.batch_size", "`generate.engine: sglang`"): NOTHING,
+    ("hidden.num_taps", "`hidden.taps` by hand"): NOTHING,
+    ("hidden.window_shards", "`hidden.policy: window`"): TRAINED,
+    ("drafter.sliding_window", "`drafter.sliding_layers`"): TRAINED,
+}
+IN_LISTS: dict[str, frozenset[str]] = {"generate.mix[].": GENERATED, "generate.mix[].max_new_tokens": GENERATED | INDEX}
 
 
-def keys(model: type[BaseModel], name: str = "") -> list[str]:
-    found = []
-    for key, field in model.model_fields.items():
-        kind = field.annotation
-        inner = isinstance(kind, type) and issubclass(kind, BaseModel) and key != "gate"
-        found += keys(kind, f"{name}{key}.") if inner else [f"{name}{key}"]
-    return found
+def expected(key: str, table: dict[str, frozenset[str]]) -> frozenset[str]:
+    """The entry of the key, or that of the innermost section that has one."""
+    return table[max((name for name in table if key == name or (name.endswith(".") and key.startswith(name))), key=len)]
 
 
-def test_every_key_has_its_entry():
-    assert sorted(keys(Config)) == sorted([*TABLE, *SINGLE]), "say in TABLE which stages the new key decides"
+@pytest.mark.parametrize("effect", effects(), ids=lambda effect: effect.key)
+def test_a_key_decides_exactly_its_stages(effect):
+    if effect.stages is None:
+        assert [set(stages) for stages in effect.under.values()] == [expected(effect.key, IN_LISTS)]
+        return
+    assert set(effect.stages) == expected(effect.key, SECTIONS | TABLE), "say in TABLE what the key makes anew"
+    under = {situation: stages for (key, situation), stages in UNDER.items() if key == effect.key}
+    assert {situation: set(stages) for situation, stages in effect.under.items()} == under
 
 
-def names(config: Config) -> dict[str, Any]:
-    """Fingerprints by stage, and what decides the index."""
-    room = (config.target.context_length or 512) - config.generate.max_new_tokens
-    return {**specs_of(config).fp, "index": index_module._spec(config, room)}
+def test_every_key_was_changed():
+    assert {effect.key for effect in effects()} >= {*TABLE, *(key for key, _ in UNDER)}
+    assert all(effect.stages is not None or effect.under for effect in effects())
 
 
-def changed(key: str, case: Case) -> set[str]:
-    section, _, name = key.partition(".")
-    after = configuration(case.base, **{section: {name: case.value} if name else case.value})
-    before = configuration(case.base)
-    assert after != before, "the entry's value is no change"
-    old, new = names(before), names(after)
-    return {stage for stage in old if old[stage] != new[stage]}
+def test_the_table_for_people_names_every_key_once_a_situation():
+    text = markdown()
+    for effect in effects():
+        assert f"`{effect.key}`" in text
+    assert "| `hidden.window_shards` with `hidden.policy: window` |  |  |  |  |  | ● | ● |  | ● |" in text
 
 
-@pytest.mark.parametrize("key", TABLE)
-def test_a_key_decides_exactly_its_stages(key):
-    assert changed(key, TABLE[key]) == TABLE[key].stages
-
-
-@pytest.mark.parametrize("key", WITHOUT_EFFECT)
-def test_a_setting_that_nothing_reads_decides_nothing(key):
-    assert changed(key, WITHOUT_EFFECT[key]) == set()
-
-
-def test_the_device_decides_the_weights_in_training_even_when_the_target_computes_alike():
-    assert changed("device", Case("cuda", TRAINED, {"target": {"dtype": "float32"}})) == TRAINED
-
-
-def test_keys_with_one_value_are_part_of_their_stage():
-    assert get_args(GenerateConfig.model_fields["engine"].annotation) == ("transformers",)
-    for key, stage in SINGLE.items():
-        assert key.partition(".")[2] in specs_of(configuration()).spec[stage]["sampling"]
+@pytest.mark.parametrize("stage", SPEC_VERSIONS)
+def test_the_table_of_versions_is_that_of_the_specs(stage):
+    before = dict(specs_module.SPEC_VERSIONS)
+    assert stage in raised(stage)
+    assert before == specs_module.SPEC_VERSIONS
 
 
 @pytest.mark.parametrize("stage", SPEC_VERSIONS)

@@ -1,6 +1,7 @@
 """The transformers engine: greedy as `generate` itself, samples from the right distribution, rows of their own seeds."""
 
 import random
+from dataclasses import replace
 
 import pytest
 import torch
@@ -8,10 +9,12 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from draftmill.config import GenerateConfig
 from draftmill.engines.base import Request, row_seed
+from draftmill.engines.sampling import Mix
 from draftmill.engines.transformers import RowSampler, TransformersEngine
 
 CPU = torch.device("cpu")
 VOCABULARY = 60
+OWN = Mix(GenerateConfig()).own.sampling
 
 
 @pytest.fixture(scope="module")
@@ -40,14 +43,17 @@ def requests(count=7, seed=0):
             (f"p{n}", n % 2),
             tuple(rng.randrange(VOCABULARY) for _ in range(2 + 3 * n % 11)),
             row_seed(0, (f"p{n}", 0), 0),
+            OWN,
         )
         for n in range(count)
     ]
 
 
 def run(model, asked, stop=(1, 2), done=(), **settings):
-    sampling = GenerateConfig(**{"max_new_tokens": 12, "batch_size": 3, "temperature": 1.0, **settings})
-    return list(TransformersEngine(model, list(stop), sampling).run(asked, done))
+    config = GenerateConfig(**{"max_new_tokens": 12, "batch_size": 3, "temperature": 1.0, **settings})
+    own = Mix(config).own.sampling
+    asked = [replace(request, sampling=own) if request.sampling is OWN else request for request in asked]
+    return list(TransformersEngine(model, list(stop), config).run(asked, done))
 
 
 def by_key(results):
@@ -99,7 +105,7 @@ def test_a_sample_does_not_depend_on_the_order_of_requests_or_on_what_is_done(mo
 
 def test_a_sample_is_that_of_its_seed(model):
     one = by_key(run(model, requests()))
-    other = [Request(r.key, r.prompt_ids, r.seed + (r.key[0] == "p2")) for r in requests()]
+    other = [replace(r, seed=r.seed + (r.key[0] == "p2")) for r in requests()]
     changed = by_key(run(model, other))
     assert {key for key in one if one[key] != changed[key]} == {("p2", 0)}
 
@@ -110,7 +116,7 @@ def test_batches_are_fixed_by_the_shard_alone(model, monkeypatch):
     monkeypatch.setattr(
         TransformersEngine,
         "_answer",
-        lambda self, batch: seen.append(tuple(r.key for r in batch)) or real(self, batch),
+        lambda self, batch, sampling: seen.append(tuple(r.key for r in batch)) or real(self, batch, sampling),
     )
     asked = requests()
     run(model, asked)
@@ -122,6 +128,17 @@ def test_batches_are_fixed_by_the_shard_alone(model, monkeypatch):
     seen.clear()
     run(model, asked, done={batches[0][0], batches[1][0], batches[1][1], batches[1][2]})
     assert seen == [batches[0], batches[2]]
+
+
+def test_rows_of_several_samplings_are_as_if_each_were_alone(model):
+    """A mixed shard: every row has its own limit and temperature, and its batch holds no other sampling."""
+    greedy, long = replace(OWN, temperature=0.0, max_new_tokens=5), replace(OWN, temperature=1.5, max_new_tokens=9)
+    mixed = [replace(r, sampling=greedy if n % 3 else long) for n, r in enumerate(requests())]
+    found = by_key(run(model, mixed, stop=[VOCABULARY - 1]))
+    for sampling in (greedy, long):
+        alone = [r for r in mixed if r.sampling is sampling]
+        assert by_key(run(model, alone, stop=[VOCABULARY - 1])) == {r.key: found[r.key] for r in alone}
+        assert max(len(found[r.key].output_ids) for r in alone) == sampling.max_new_tokens
 
 
 def test_seeds_depend_on_row_sample_attempt_and_base():

@@ -3,7 +3,9 @@
 import pytest
 
 from draftmill.engines.base import Failure, Result
+from draftmill.schemas import MIXED_COMPLETIONS, read_rows
 from draftmill.stages import generate as room
+from draftmill.stages import rows
 from draftmill.stages.generate import Answering, RowRules
 from draftmill.store.journal import Journal
 from tests.generate.conftest import prompt, prompts
@@ -124,7 +126,7 @@ def test_an_unflushed_row_is_asked_again_and_time_flushes_too(scripted, stage, m
         killed.run(config, with_engine(answering, Dying(answering.engine, 4)))
     assert Journal(killed.store, "journal/generate/x").rows() == []
     times = iter(range(0, 10_000, 20))
-    monkeypatch.setattr(room.time, "monotonic", lambda: next(times))
+    monkeypatch.setattr(rows.time, "monotonic", lambda: next(times))
     with pytest.raises(Killed):
         killed.run(config, with_engine(answering, Dying(answering.engine, 4)))
     assert len(Journal(killed.store, "journal/generate/x").rows()) >= 3
@@ -299,14 +301,97 @@ def test_nothing_is_published_when_the_engine_loses_a_row(scripted, stage):
 
 
 def test_nothing_is_published_when_rows_are_not_conserved(scripted, stage, monkeypatch):
-    real = room._sort
+    real = room.sort_rows
 
     def doubled(*given):
         good, asked, bad = real(*given)
         return good | {("elsewhere", 0): {}}, asked, bad
 
-    monkeypatch.setattr(room, "_sort", doubled)
+    monkeypatch.setattr(room, "sort_rows", doubled)
     run = stage(prompts(3))
     with pytest.raises(RuntimeError, match=r"prompts\.parquet: of 3 rows 4 were completed and 0 rejected"):
         run.run(*scripted(answer()))
     assert {key.partition("/")[0] for key in run.store.list()} == {"journal", "prompts.parquet"}
+
+
+def test_mixed_settings_are_asked_by_row_and_written_beside_it(scripted, stage):
+    """Thinking on and off, by weight: the prompt is rendered by the row's setting, and its limit is the setting's."""
+    mix = [
+        {"name": "long", "weight": 2},
+        {"name": "short", "max_new_tokens": 2, "temperature": 0.0},
+    ]
+    asked = {}
+
+    def reply(request, turn):
+        asked[request.key] = request
+        return Result(request.key, (1, STOP) if request.sampling.max_new_tokens == 2 else (1, 2, 3, STOP), "stop")
+
+    run = stage(prompts(12))
+    run.run(*scripted(reply, generate={"mix": mix, "samples": 2}))
+    rows = read_rows(run.store.path("completions.parquet"), MIXED_COMPLETIONS)
+    assert len(rows) == 24
+    assert {row["setting"] for row in rows} == {"long", "short"}
+    for row in rows:
+        request = asked[row["prompt_id"], row["sample"]]
+        assert request.sampling.temperature == (0.0 if row["setting"] == "short" else 1.0)
+        assert len(row["output_ids"]) == (2 if row["setting"] == "short" else 4)
+    assert run.bad == []
+
+
+def test_a_row_over_the_limit_of_its_own_setting_is_refused(scripted, stage):
+    run = stage(prompts(3))
+    config, answering = scripted(answer(1, 2, STOP), generate={"mix": [{"name": "short", "max_new_tokens": 2}]})
+    run.run(config, answering)
+    assert {reason for reason, _ in run.reasons.values()} == {"length"}
+
+
+def test_the_chat_template_gets_the_setting_s_arguments(configure):
+    from draftmill.stages.asking import Target, sort_rows
+
+    seen = []
+
+    class Tokenizer:
+        def apply_chat_template(self, messages, **given):
+            seen.append((given.get("enable_thinking"), given.get("tone")))
+            return "x"
+
+        def __call__(self, text, add_special_tokens):
+            return {"input_ids": [1, 2]}
+
+    config = configure(
+        target={"chat_template_args": {"enable_thinking": False, "tone": "dry"}},
+        generate={
+            "samples": 8,
+            "mix": [{"name": "on", "chat_template_args": {"enable_thinking": True}}, {"name": "off"}],
+        },
+    )
+    row = {"prompt_id": "p", "source": "chat", "record": '{"messages":[{"role":"user","content":"a"}]}'}
+    _, asked, bad = sort_rows(
+        [row], config, Target(Tokenizer(), RowRules(config.generate, frozenset({STOP}), 260), 512)
+    )
+    assert (len(asked), bad) == (8, {})
+    # Rendered once a setting, however many samples it has.
+    assert sorted(seen, key=str) == [(False, "dry"), (True, "dry")]
+
+
+def test_a_server_keeps_a_few_tokens_of_its_context_for_itself(configure):
+    """A prompt that fills the context up to the limit would come back shorter than its limit and be refused for it."""
+    from draftmill.engines.sglang_api import RESERVED_TOKENS
+    from draftmill.stages.asking import Target, sort_rows
+
+    class Tokenizer:
+        def apply_chat_template(self, messages, **given):
+            return messages[0]["content"]
+
+        def __call__(self, text, add_special_tokens):
+            return {"input_ids": [1] * int(text)}
+
+    def asked(engine, tokens):
+        config = configure(generate={"engine": engine, "max_new_tokens": 24})
+        record = f'{{"messages":[{{"role":"user","content":"{tokens}"}}]}}'
+        row = {"prompt_id": "p", "source": "s", "record": record}
+        target = Target(Tokenizer(), RowRules(config.generate, frozenset({STOP}), 260), 100)
+        return len(sort_rows([row], config, target)[1])
+
+    assert (asked("transformers", 76), asked("transformers", 77)) == (1, 0)
+    assert (asked("sglang", 76 - RESERVED_TOKENS), asked("sglang", 77 - RESERVED_TOKENS)) == (1, 0)

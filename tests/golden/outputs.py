@@ -108,7 +108,13 @@ def prompts(folder: Path) -> Any:
     )
     store = LocalStore(folder / "store")
     index = bring_up_to_date(
-        parse(values), store, write=True, limit_tokens=9999, count_tokens=lambda _: 1, cache_dir=folder / "cache"
+        parse(values),
+        store,
+        write=True,
+        limit_tokens=9999,
+        tokenizer="t",
+        count_tokens=lambda _: 1,
+        cache_dir=folder / "cache",
     )
     rows = {shard.name: read_rows(store.path(f"prompts/{shard.name}.parquet"), PROMPTS) for shard in index.shards}
     return {

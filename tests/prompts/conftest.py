@@ -31,7 +31,9 @@ def write_lines(path: Path, records) -> Path:
 def build(tmp_path) -> Callable:
     """Build (or look at) the index of some sources; keyword arguments go to the prompts section."""
 
-    def _build(*sources, write=True, limit=100_000, count=refuse_to_count, progress=None, store=None, **prompts):
+    def _build(
+        *sources, write=True, limit=100_000, tokenizer="t", count=refuse_to_count, progress=None, store=None, **prompts
+    ):
         listed = [source if isinstance(source, dict) else {"path": str(source)} for source in sources]
         values = {"held_out": 0.3, "shard_rows": 9, **prompts, "sources": listed}
         settings = config.parse(
@@ -42,6 +44,7 @@ def build(tmp_path) -> Callable:
             store or LocalStore(tmp_path / "store"),
             write=write,
             limit_tokens=limit,
+            tokenizer=tokenizer,
             count_tokens=count,
             cache_dir=tmp_path / ".draftmill",
             progress=progress,

@@ -4,8 +4,11 @@ import json
 import os
 import subprocess
 import sys
+from itertools import accumulate
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from draftmill import digests as digests_module
 from draftmill import layout
@@ -14,6 +17,8 @@ from draftmill.prompts import index as index_module
 from draftmill.prompts import read as read_module
 from draftmill.prompts import scan as scan_module
 from draftmill.prompts.index import Index, ShardEntry, load
+from draftmill.prompts.record import Rules, parse
+from draftmill.prompts.shard import is_held_out
 from draftmill.schemas import PROMPTS, read_provenance, read_rows
 from draftmill.store.local import LocalStore
 
@@ -156,6 +161,55 @@ def test_one_prompt_edited_writes_few_shards(build, data, store, edit):
     assert all(store.path(layout.prompts(name)).exists() for name in names(after))
 
 
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    count=st.integers(20, 90),
+    first=st.integers(0, 10**6),
+    kind=st.sampled_from(["edit", "insert", "delete", "append"]),
+    place=st.floats(0, 0.999),
+    width=st.integers(1, 3),
+    rows=st.sampled_from([4, 9, 15]),
+)
+def test_edits_of_prompts_change_their_shards_and_at_most_a_neighbour_on_each_side(
+    build, data, count, first, kind, place, width, rows
+):
+    """In each split: what is gone lies in shards that held an edited prompt, or next to one that did or would."""
+    texts = [f"question {number}" for number in range(first, first + count)]
+    start = count if kind == "append" else int(place * count)
+    cut = [] if kind in ("insert", "append") else texts[start : start + width]
+    put = [] if kind == "delete" else [f"new {first} {number}" for number in range(width)]
+    edited = [*texts[:start], *put, *texts[start + len(cut) :]]
+
+    def shards(lines):
+        path = data.lines("a.jsonl", [{"prompt": text} for text in lines])
+        try:
+            return build(path, write=False, shard_rows=rows, held_out=0.3).shards
+        except UserError:  # too few prompts for two splits
+            return None
+
+    before, after = shards(texts), shards(edited)
+    if before is None or after is None:
+        return
+    for split in ("train", "held_out"):
+        assert_local(of(before, split), of(after, split), texts, start, len(cut), split)
+        assert_local(of(after, split), of(before, split), edited, start, len(put), split)
+
+
+def of(shards, split):
+    return [shard for shard in shards if shard.split == split]
+
+
+def assert_local(shards, others, texts, start, width, split):
+    """Shards that are gone are neighbours of those around the edited places, counted in their own split."""
+    here = [is_held_out(parse({"prompt": text}, Rules()).id, 0.3) == (split == "held_out") for text in texts]
+    first, last = sum(here[:start]), sum(here[: start + width])
+    ends = list(accumulate(shard.rows for shard in shards))
+    touched = {n for n, end in enumerate(ends) if end - shards[n].rows <= last and first <= end}
+    known = {shard.name for shard in others}
+    gone = {number for number, shard in enumerate(shards) if shard.name not in known}
+    assert gone <= {number + step for number in touched for step in (-1, 0, 1)}
+
+
 def test_an_edit_back_is_the_first_index_again(build, data):
     path = data.prompts("a.jsonl", 100)
     content = path.read_bytes()
@@ -174,6 +228,7 @@ def test_an_edit_back_is_the_first_index_again(build, data):
         ({"held_out": 0.2}, True),
         ({"max_prompts": 50}, True),
         ({"limit": 99_999}, True),
+        ({"tokenizer": "another"}, True),
         ({"max_bad": 0.5}, False),
     ],
 )
@@ -242,6 +297,7 @@ def test_a_store_without_paths_gets_whole_objects(build, data, tmp_path):
             self.list = lambda prefix="": {key: None for key in self.objects if key.startswith(prefix)}
             self.get = self.objects.__getitem__
             self.put = self.objects.__setitem__
+            self.publish = lambda key, path: self.put(key, path.read_bytes())
 
     path = data.prompts("a.jsonl", 60)
     remote, local = Remote(), LocalStore(tmp_path / "local")

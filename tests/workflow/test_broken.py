@@ -77,10 +77,25 @@ def test_preflight_counts_the_states_of_a_pilot_of_a_later_window(tmp_path, monk
     assert late > early
 
 
-@pytest.mark.parametrize("store", ["", "/", "s3://bucket/folder", "~/build", "build-{shard}"])
+@pytest.mark.parametrize("store", ["", "/", "gs://bucket/folder", "~/build", "build-{shard}"])
 def test_a_store_that_rules_would_take_for_another_place_is_refused(store):
-    with pytest.raises(UserError, match=r"^The configuration is wrong: store: give a local folder of the build's own"):
+    with pytest.raises(
+        UserError,
+        match=r"^The configuration is wrong: store: give s3://bucket/prefix or a local folder of the build's own",
+    ):
         parse(config_values(store=store))
+
+
+@pytest.mark.parametrize(
+    "store", ["s3://", "s3:///a", "s3://b//a", "s3://b/../a", "s3://b/a?x", "s3://b/{a}", "s3://b/a#c"]
+)
+def test_a_bucket_that_rules_would_take_for_another_place_is_refused(store):
+    with pytest.raises(UserError, match=r"^The configuration is wrong: store: give s3://bucket/prefix, of letters"):
+        parse(config_values(store=store))
+
+
+def test_a_bucket_has_one_spelling():
+    assert parse(config_values(store="s3://bucket/a/b/")).store == "s3://bucket/a/b"
 
 
 @pytest.mark.parametrize("store", ["build/", "./build", "build//"])
@@ -135,14 +150,14 @@ FULL = "The disk has run full: free some and give the same command again; nothin
     ids=["disk", "quota", "safetensors", "interrupt"],
 )
 def test_what_is_no_fault_is_one_sentence_without_traceback(error, said, tmp_path, capfd, monkeypatch):
-    def main(_job):
+    def broken(snakemake):
         raise error
 
-    monkeypatch.setattr(job, "Job", lambda snakemake: snakemake)
+    monkeypatch.setattr(job, "Job", broken)
     monkeypatch.setattr(job, "follow_builder", lambda: None)
     monkeypatch.setattr(job, "_redirect", lambda log: None)
     with pytest.raises(SystemExit):
-        job.run(SimpleNamespace(log=[tmp_path / "log"]), main)
+        job.run(SimpleNamespace(log=[tmp_path / "log"]), lambda job: None)
     assert capfd.readouterr() == (f"{said}\n", f"\ndraftmill: {said}\n")
 
 
@@ -164,6 +179,6 @@ def test_only_old_unfinished_files_are_removed(tmp_path):
     for path in (old, young):
         path.write_bytes(b"half")
     os.utime(old, (1, 1))
-    assert store.remove_unfinished(3600) == [old]
+    assert store.remove_unfinished(3600) == [str(old)]
     assert young.exists()
     assert list(store.list()) == ["hidden/a.safetensors"]

@@ -59,7 +59,13 @@ def edited_prompts(project: Project) -> list[str]:
     def shards() -> list[tuple[str, str]]:
         config = load(Path("config.yaml"))
         index = bring_up_to_date(
-            config, store, write=False, limit_tokens=492, count_tokens=lambda _: 1, cache_dir=Path(".draftmill")
+            config,
+            store,
+            write=False,
+            limit_tokens=492,
+            tokenizer="t",
+            count_tokens=lambda _: 1,
+            cache_dir=Path(".draftmill"),
         )
         return [(shard.name, shard.split) for shard in index.shards]
 

@@ -1,0 +1,76 @@
+// Where the data come from: the server, or what a report carries inside itself.
+
+/** @type {any} */
+let carried;
+
+/** @returns {any} the data inside a static report; null on a served page */
+export function embedded() {
+  if (carried === undefined) {
+    const element = document.getElementById("data");
+    carried = element ? JSON.parse(element.textContent ?? "null") : null;
+  }
+  return carried;
+}
+
+/**
+ * @typedef {{value: any, stamp: string, busy: boolean, error: string | null}} Held
+ * @type {Map<string, Held>}
+ */
+const held = new Map();
+const ROOM = 60;
+/** @type {() => void} */
+let arrived = () => {};
+
+/** @param {() => void} callback called whenever something that was asked for has come */
+export function onArrival(callback) {
+  arrived = callback;
+}
+
+/**
+ * What is known at a path now, and a request for it if it is not known or was asked for with another stamp.
+ * @param {string} path such as "api/quality?x=1"
+ * @param {string | number} [stamp] changes when the answer may have
+ * @returns {Held}
+ */
+export function need(path, stamp = "") {
+  const inside = embedded();
+  if (inside) return { value: inside[path] ?? null, stamp: "", busy: false, error: path in inside ? null : "not in this report" };
+  const found = held.get(path) ?? { value: null, stamp: "\0", busy: false, error: null };
+  held.delete(path);
+  held.set(path, found);
+  if (held.size > ROOM) held.delete(held.keys().next().value);
+  if (!found.busy && found.stamp !== String(stamp)) request(path, String(stamp), found);
+  return found;
+}
+
+/** @param {string} path @param {string} stamp @param {Held} found */
+async function request(path, stamp, found) {
+  found.busy = true;
+  found.stamp = stamp;
+  try {
+    const answer = await fetch(path, { headers: { accept: "application/json" } });
+    const value = await answer.json();
+    if (answer.ok) Object.assign(found, { value, error: null });
+    else found.error = value.error ?? `status ${answer.status}`;
+  } catch (error) {
+    found.error = "no connection to the dashboard";
+  }
+  found.busy = false;
+  arrived();
+}
+
+/**
+ * States as the server pushes them.
+ * @param {(message: any) => void} told
+ * @param {(connected: boolean) => void} connected
+ */
+export function follow(told, connected) {
+  const stream = new EventSource("events");
+  stream.addEventListener("state", (event) => told(JSON.parse(event.data)));
+  stream.addEventListener("open", () => connected(true));
+  stream.addEventListener("error", () => {
+    connected(false);
+    // A server that answered with an error has closed the stream for good.
+    if (stream.readyState === EventSource.CLOSED) setTimeout(() => follow(told, connected), 3000);
+  });
+}

@@ -1,0 +1,375 @@
+"""The lane: one process a build that asks the servers, so that no server waits between two shards.
+
+Snakemake runs one job a GPU, and a shard's last rows take long: a server that had only one shard's rows would run half
+empty at the end of each, and idle while the next job starts. A job that sent rows of the next shard as well would have
+to wait for them or throw them away when its own shard is done. So jobs send nothing. They hand their shard, and the
+shards that are planned behind it, to the lane, which outlives them, and wait until their shard's journal is full. The
+lane keeps every server full: first with rows of shards that jobs wait for, then with rows of coming shards, up to a
+bound. A job that starts later finds most of its rows answered.
+
+One lane has all servers of the build on this host. So no row is asked twice on one host, a server that falls is made up
+for by the others, and shards are finished one after another. A lane that is killed costs what it had not flushed: the
+jobs start another. Results go to the journal of their shard under their key, and a shard is handed over only when a
+canary behind its last row was good (rows.py, engines/sglang_watch.py).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+import traceback
+from collections import deque
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from draftmill.config import GenerateConfig
+from draftmill.engines.base import Key, Result, Stamp
+from draftmill.engines.sglang_api import ServerHandle
+from draftmill.engines.sglang_pool import Listener, Pool, Rate
+from draftmill.engines.sglang_watch import Asking
+from draftmill.errors import UserError
+from draftmill.stages.rows import Asked, Ledger
+
+_BEAT_S, _FLUSH_LOOK_S = 1.0, 0.25
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """A shard as the lane gets it: its rows to ask, and their ledger with what the journal held."""
+
+    asked: Sequence[Asked]
+    ledger: Ledger
+
+
+# Reads a shard and its journal, off the event loop, and whether it is a coming one; None if there is nothing to do.
+Load = Callable[[str, bool], Loaded | None]
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """What a job asks of the lane: its shard, the shards planned behind it, and the servers that it brings."""
+
+    shard: str
+    ahead: Sequence[str]
+    servers: Sequence[Mapping[str, Any]]
+
+
+@dataclass
+class LaneShard:
+    """A shard in the lane: what is still to be sent, what is in flight, and how many jobs wait for it."""
+
+    name: str
+    rows: Mapping[Key, Asked]
+    ledger: Ledger
+    todo: deque[Asked] = field(default_factory=deque)
+    flying: set[Key] = field(default_factory=set)
+    jobs: int = 0
+    tokens: int = 0
+    moved: asyncio.Event = field(default_factory=asyncio.Event)
+    writing: asyncio.Lock = field(default_factory=asyncio.Lock)
+
+    def refill(self) -> None:
+        """Take up every row that is neither final nor under way."""
+        under_way = self.flying | {asked.key for asked in self.todo}
+        left = (a for key, a in self.rows.items() if key not in under_way and self.ledger.next_attempt(key) is not None)
+        self.todo.extend(left)
+
+    @property
+    def finished(self) -> bool:
+        """Whether every row is answered or refused for good."""
+        return not self.todo and not self.flying
+
+    @property
+    def taken(self) -> int:
+        """Rows answered, refused, or in flight."""
+        return len(self.rows) - len(self.todo)
+
+
+class Lane:
+    """Keeps the servers full with rows of the shards that it is given."""
+
+    def __init__(
+        self, config: GenerateConfig, asking: Asking, load: Load, attach: Callable[[Any], ServerHandle]
+    ) -> None:
+        self._config, self._load, self._attach_server = config, load, attach
+        listener = Listener(self._voided, self._wake_up, self._lost, self._wanted)
+        self.pool = Pool(asking, listener)
+        self._shards: dict[str, LaneShard] = {}
+        self._plan: list[str] = []
+        self._over: set[str] = set()
+        self._voids: dict[str, int] = {}
+        self._users: dict[str, int] = {}
+        self._errors: dict[str, UserError] = {}
+        self._wake, self._hunger = asyncio.Event(), asyncio.Event()
+        self._chores: set[asyncio.Task[Any]] = set()
+        self._flying, self._rate = 0, Rate()
+        self.idle_since = time.monotonic()
+
+    # Jobs ------------------------------------------------------------------------------------------------------------
+
+    async def serve(self, order: Order) -> AsyncGenerator[dict[str, Any], None]:
+        """Work on a job's shard; gives a beat at least every second and ends when the shard's journal is full.
+
+        Raises UserError when the job's server is lost, and what reading the shard or writing its journal raises.
+        """
+        handles = [await asyncio.to_thread(self._attach_server, server) for server in order.servers]
+        uuids = [handle.uuid for handle in handles]
+        for handle in handles:
+            self._users[handle.uuid] = self._users.get(handle.uuid, 0) + 1
+            self._errors.pop(handle.uuid, None)
+            self.pool.add(handle)
+        try:
+            shard = await self._take(order)
+            shard.jobs += 1
+            self._wake_up()
+            try:
+                async for beat in self._follow(shard, uuids):
+                    yield beat
+            finally:
+                shard.jobs -= 1
+        finally:
+            for uuid in uuids:
+                self._users[uuid] -= 1
+            self.idle_since = time.monotonic()
+
+    async def _take(self, order: Order) -> LaneShard:
+        """The shard as its journal has it now: what was in memory counts only if it is in the journal."""
+        self._plan = [name for name in order.ahead if name != order.shard]
+        known = self._shards.get(order.shard)
+        if known is None:
+            return self._enter(order.shard, await self._read(order.shard))
+        async with known.writing:
+            await self._write(known)
+            loaded = await self._read(order.shard)
+            # Rows that landed meanwhile are in neither.
+            loaded.ledger.absorb(known.ledger.take())
+            shard = self._enter(order.shard, loaded)
+        shard.jobs, shard.tokens = known.jobs, known.tokens
+        return shard
+
+    async def _read(self, name: str) -> Loaded:
+        loaded = await asyncio.to_thread(self._load, name, False)
+        if loaded is None:
+            raise UserError(f"The prompts of shard {name} are not in the store: run `draftmill index`.")
+        return loaded
+
+    def _enter(self, name: str, loaded: Loaded) -> LaneShard:
+        shard = LaneShard(name, {asked.key: asked for asked in loaded.asked}, loaded.ledger)
+        known = self._shards.get(name)
+        shard.flying = known.flying if known else set()
+        shard.refill()
+        self._shards[name] = shard
+        self._over.discard(name)
+        return shard
+
+    async def _follow(self, shard: LaneShard, uuids: Sequence[str]) -> AsyncIterator[dict[str, Any]]:
+        start = (time.monotonic(), self.pool.tokens, len(shard.ledger.answers))
+        while True:
+            for uuid in uuids:
+                if uuid in self._errors:
+                    raise self._errors[uuid]
+            yield self._beat(shard, start)
+            if shard.finished and await self._hand_over(shard):
+                yield self._beat(shard, start)
+                return
+            shard.moved.clear()
+            try:
+                await asyncio.wait_for(shard.moved.wait(), _BEAT_S)
+            except TimeoutError:
+                continue
+
+    async def _hand_over(self, shard: LaneShard) -> bool:
+        """Whether the shard stands after its servers' canaries; then it is in the journal and leaves the lane."""
+        await self.pool.confirm(list(shard.ledger.stamps()))
+        await self._flush(shard)
+        if not shard.finished:
+            return False
+        if self._shards.get(shard.name) is shard:
+            del self._shards[shard.name]
+        self._over.add(shard.name)
+        return True
+
+    def _beat(self, shard: LaneShard, start: tuple[float, int, int]) -> dict[str, Any]:
+        ledger, jobs = shard.ledger, max(sum(s.jobs for s in self._shards.values()), 1)
+        began, tokens, resumed = start
+        seconds = max(time.monotonic() - began, 1e-3)
+        rejected = sum(1 for key in shard.rows if key not in ledger.answers and ledger.next_attempt(key) is None)
+        return {
+            "done": len(ledger.answers) + rejected,
+            "useful": len(ledger.answers),
+            "rejected": rejected,
+            "resumed": resumed,
+            "tokens": shard.tokens,
+            "failures": len(ledger.failures),
+            "retries": self.pool.retries,
+            "tokens_1m": round(self._rate.sample(self.pool.tokens) / jobs, 3),
+            "tokens_per_second": round((self.pool.tokens - tokens) / seconds / jobs, 3),
+            "servers": self.pool.describe(),
+        }
+
+    # Rows ------------------------------------------------------------------------------------------------------------
+
+    async def run(self) -> None:
+        """Send rows and flush journals until cancelled."""
+        async with asyncio.TaskGroup() as group:
+            for work in (self._send(), self._prepare(), self._keep()):
+                group.create_task(work)
+
+    async def close(self) -> None:
+        """Flush everything and leave the servers."""
+        for task in self._chores:
+            task.cancel()
+        await asyncio.gather(*self._chores, return_exceptions=True)
+        await asyncio.gather(*(self._flush(shard) for shard in self._shards.values()), return_exceptions=True)
+        await self.pool.close()
+
+    async def _send(self) -> None:
+        while True:
+            self._wake.clear()
+            while self._flying < self.pool.capacity and (found := self._next()) is not None:
+                self._start(*found)
+            await self._wake.wait()
+
+    def _next(self) -> tuple[LaneShard, Asked] | None:
+        """The next row: of the shards that jobs wait for, in the order they came, then of those that come."""
+        for shard in self._shards.values():
+            if shard.jobs and shard.todo:
+                return shard, shard.todo.popleft()
+        coming = [shard for shard in self._shards.values() if not shard.jobs]
+        if sum(shard.taken for shard in coming) >= self._config.sglang.ahead_rows:
+            return None
+        return next(((shard, shard.todo.popleft()) for shard in coming if shard.todo), None)
+
+    def _start(self, shard: LaneShard, asked: Asked) -> None:
+        self._flying += 1
+        shard.flying.add(asked.key)
+        self._chore(self._answer(shard.name, asked))
+
+    async def _answer(self, name: str, asked: Asked) -> None:
+        ledger = self._shards[name].ledger
+        attempt = ledger.next_attempt(asked.key)
+        try:
+            if attempt is None:
+                return
+            outcome, stamp = await self.pool.answer(asked.request(self._config.seed, attempt))
+            shard = self._shards.get(name)
+            if shard is not None and not self._is_void(stamp):
+                shard.ledger.note(outcome, attempt, stamp)
+                shard.tokens += len(outcome.output_ids) if isinstance(outcome, Result) else 0
+                self._flush_if_due(shard)
+        except UserError:
+            pass  # no server is left: the jobs that brought them are told, and the row waits for another
+        finally:
+            self._flying -= 1
+            self._landed(name, asked)
+
+    def _landed(self, name: str, asked: Asked) -> None:
+        shard = self._shards.get(name)
+        if shard is None:
+            return
+        shard.flying.discard(asked.key)
+        if shard.ledger.next_attempt(asked.key) is not None:
+            shard.todo.appendleft(asked)
+        if shard.finished:
+            shard.moved.set()
+        self._wake_up()
+
+    def _is_void(self, stamp: Stamp) -> bool:
+        return stamp.era in self._voids and stamp.span >= self._voids[stamp.era]
+
+    # Coming shards ---------------------------------------------------------------------------------------------------
+
+    async def _prepare(self) -> None:
+        """Read coming shards before their rows are needed."""
+        while True:
+            self._hunger.clear()
+            while self._hungry() and (name := self._next_coming()) is not None:
+                await self._read_ahead(name)
+            await self._hunger.wait()
+
+    def _next_coming(self) -> str | None:
+        return next((n for n in self._plan if n not in self._shards and n not in self._over), None)
+
+    def _hungry(self) -> bool:
+        unsent = sum(len(shard.todo) for shard in self._shards.values())
+        taken = sum(shard.taken for shard in self._shards.values() if not shard.jobs)
+        return unsent < max(self.pool.capacity, 1) and taken < self._config.sglang.ahead_rows
+
+    async def _read_ahead(self, name: str) -> None:
+        try:
+            loaded = await asyncio.to_thread(self._load, name, True)
+        except (UserError, OSError) as error:
+            print(f"shard {name} is not begun ahead: {error}", flush=True)
+            loaded = None
+        if loaded is None:
+            self._over.add(name)
+        elif name not in self._shards:
+            self._enter(name, loaded)
+            self._wake_up()
+
+    # Journals --------------------------------------------------------------------------------------------------------
+
+    async def _keep(self) -> None:
+        """Flush what is due; writing is off the event loop, one segment of a shard at a time."""
+        while True:
+            await asyncio.sleep(_FLUSH_LOOK_S)
+            for shard in list(self._shards.values()):
+                self._flush_if_due(shard)
+
+    def _flush_if_due(self, shard: LaneShard) -> None:
+        if shard.ledger.due() and not shard.writing.locked():
+            self._chore(self._flush_or_tell(shard))
+
+    async def _flush_or_tell(self, shard: LaneShard) -> None:
+        try:
+            await self._flush(shard)
+        except (UserError, OSError) as error:
+            print(f"shard {shard.name}: the journal could not be written and is tried again: {error}", flush=True)
+
+    async def _flush(self, shard: LaneShard) -> None:
+        async with shard.writing:
+            await self._write(shard)
+
+    async def _write(self, shard: LaneShard) -> None:
+        records = shard.ledger.take()
+        try:
+            await asyncio.to_thread(shard.ledger.write, records)
+        except BaseException:
+            shard.ledger.give_back(records)
+            raise
+
+    # Servers ---------------------------------------------------------------------------------------------------------
+
+    def _voided(self, era: str, span: int) -> None:
+        self._voids[era] = min(span, self._voids.get(era, span))
+        for shard in self._shards.values():
+            gone = shard.ledger.void(era, span)
+            if gone:
+                print(f"shard {shard.name}: {gone} rows since the last good canary are done again", flush=True)
+                shard.refill()
+                self._chore(self._flush_or_tell(shard))
+        self._wake_up()
+
+    def _wake_up(self) -> None:
+        self._wake.set()
+        self._hunger.set()
+
+    def _lost(self, uuid: str, error: UserError | None) -> None:
+        if error is not None:
+            self._errors[uuid] = error
+        for shard in self._shards.values():
+            shard.moved.set()
+
+    def _wanted(self, uuid: str) -> bool:
+        return self._users.get(uuid, 0) > 0
+
+    def _chore(self, work: Any) -> None:
+        task = asyncio.create_task(work)
+        self._chores.add(task)
+        task.add_done_callback(self._done)
+
+    def _done(self, task: asyncio.Task[Any]) -> None:
+        self._chores.discard(task)
+        if not task.cancelled() and (fault := task.exception()) is not None:
+            traceback.print_exception(fault)

@@ -1,0 +1,158 @@
+"""Where the objects of one job lie on this machine, and how they get into the store.
+
+With a folder as store a job reads and writes the store itself. With S3 Snakemake brings inputs and expects outputs in
+copies on this machine; a job then publishes its outputs by itself, before its journal goes, so that a kill between the
+two loses nothing. Jobs of several builds may race: the first output decides whose outputs stand, and the loser takes all
+of the winner's, so that outputs of one job are never mixed.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from draftmill.store.base import Store
+from draftmill.store.journal import Journal
+from draftmill.store.local import LocalStore
+
+if TYPE_CHECKING:
+    from draftmill.store.s3 import S3Store
+
+PROVIDER = "s3lean"
+# A winner that has put its first output needs no longer for the others, or it is dead.
+_WINNER_S, _LOOK_S = 300.0, 1.0
+
+
+class Workplace:
+    """A job's view of a store; `scratch` is a folder of this machine for what Snakemake does not know of."""
+
+    def __init__(self, store: Store, scratch: Path) -> None:
+        """Nothing is asked of the store yet."""
+        self.store, self._scratch = store, scratch
+        self._later: list[Callable[[], None]] = []
+
+    def key(self, path: Path) -> str:
+        """The key of the object whose file on this machine is `path`, as Snakemake names it."""
+        if isinstance(self.store, LocalStore):
+            return path.relative_to(self.store.root).as_posix()
+        place = f"{PROVIDER}/{self.store.url.removeprefix('s3://')}/"
+        return path.as_posix().partition(place)[2]
+
+    def sibling(self, path: Path, key: str) -> Path:
+        """Where the object `key` lies or would lie relative to the file of another one, for links between them."""
+        return Path(path.as_posix().removesuffix(self.key(path))) / key
+
+    def read(self, key: str) -> Path:
+        """An object that is no input of the rule, as a file. Raises KeyError if there is none."""
+        if isinstance(self.store, LocalStore):
+            return self.store.path(key)
+        path = self._scratch / key
+        self.store.fetch(key, path)
+        self._later.append(lambda: path.unlink(missing_ok=True))
+        return path
+
+    def journal(self, prefix: str) -> Journal:
+        """Unfinished rows; on S3 they are cleared when the outputs have been published."""
+        if isinstance(self.store, LocalStore):
+            return Journal(self.store, prefix)
+        return _LateJournal(self.store, prefix, self._later)
+
+    def folder(self, prefix: str) -> tuple[Path, Callable[[Path], None]]:
+        """A folder for unfinished files, with what an earlier try left there, and what is to be called for each new one."""
+        if isinstance(self.store, LocalStore):
+            return self.store.path(prefix), lambda path: None
+        folder = self._scratch / prefix
+        for key in self.store.list(f"{prefix}/"):
+            self.store.fetch(key, self._scratch / key)
+        self._later.append(lambda: self._forget(f"{prefix}/"))
+        return folder, lambda path: self.store.publish(f"{prefix}/{path.relative_to(folder).as_posix()}", path)
+
+    def _forget(self, prefix: str) -> None:
+        for key in self.store.list(prefix):
+            self.store.delete(key)
+
+    @contextmanager
+    def beside(self, key: str, prefix: str) -> Iterator[Path]:
+        """The file of an object that no rule knows.
+
+        After the block, failed or not, the store has under `prefix` what the file's folder has.
+        """
+        if isinstance(self.store, LocalStore):
+            yield self.store.path(key)
+            return
+        path = self._scratch / key
+        try:
+            yield path
+        finally:
+            found = {self._key_of_scratch(file): file for file in path.parent.glob(f"{prefix.rpartition('/')[2]}*")}
+            for gone in self.store.list(prefix).keys() - found.keys():
+                self.store.delete(gone)
+            for name, file in found.items():
+                self.store.publish(name, file)
+
+    def _key_of_scratch(self, file: Path) -> str:
+        return file.relative_to(self._scratch).as_posix()
+
+    def commit(self, outputs: Mapping[str, Path]) -> None:
+        """Publish a finished job's outputs, by key and in that order; then what it was made with may go."""
+        if not isinstance(self.store, LocalStore):
+            _publish(self.store, dict(outputs))  # type: ignore[arg-type]
+        for last in self._later:
+            last()
+        self._later.clear()
+
+    def take(self, outputs: Mapping[str, Path]) -> None:
+        """Bring the outputs that another build has published over whatever an earlier try left on this machine."""
+        if not isinstance(self.store, LocalStore):
+            for key, path in outputs.items():
+                self.store.fetch(key, path)
+
+
+class _LateJournal(Journal):
+    """A journal that stays until the outputs made from it are published."""
+
+    def __init__(self, store: Store, prefix: str, later: list[Callable[[], None]]) -> None:
+        super().__init__(store, prefix)
+        self._later = later
+
+    def clear(self) -> None:
+        """Forget everything, later."""
+        self._later.append(super().clear)
+
+
+def _publish(store: S3Store, outputs: dict[str, Path]) -> None:
+    if not outputs:
+        return
+    (first, path), *others = outputs.items()
+    if store.offer(first, path):
+        for key, other in others:
+            store.publish(key, other)
+    elif not _take(store, outputs):
+        for key, mine in outputs.items():
+            store.publish(key, mine)
+
+
+def _take(store: S3Store, outputs: Mapping[str, Path]) -> bool:
+    """Bring the winner's outputs over ours; False if it has not published all of them in its time."""
+    end = time.monotonic() + _WINNER_S
+    while not all(store.info(key) is not None for key in outputs):
+        if time.monotonic() > end:
+            return False
+        time.sleep(_LOOK_S)
+    print("Another build has published this job's outputs before: they are taken.", flush=True)
+    for key, path in outputs.items():
+        store.fetch(key, path)
+    return True
+
+
+def without_waiting(store: Store) -> Store:
+    """The same store for what is not worth waiting for, like a heartbeat: a put that is not answered is let go."""
+    if isinstance(store, LocalStore):
+        return store
+    from draftmill.store.s3 import LooseS3Store, S3Store
+
+    assert isinstance(store, S3Store)
+    return LooseS3Store(store.url, store.settings.model_copy(update={"wait_s": 0.0, "retries": 1}))

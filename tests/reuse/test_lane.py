@@ -1,0 +1,23 @@
+"""The process that asks servers takes rows over too, before it sends any."""
+
+from draftmill.config import parse
+from draftmill.prompts.index import kin
+from draftmill.stages.asking import Target
+from draftmill.stages.lane_process import Shards
+from draftmill.stages.reuse import old_shards
+from draftmill.stages.rows import RowRules
+from tests.reuse.conftest import STOP, fresh
+
+
+def test_a_shard_comes_to_the_lane_with_the_rows_of_its_forerunner(shop, built):
+    before = built()
+    shop.write([f"question {number}" for number in range(58)])
+    after = shop.index()
+    config = parse({**shop.config().model_dump(mode="json"), "generate": {"max_new_tokens": 24}})
+    target = Target(shop.tokenizer, RowRules(config.generate, frozenset({STOP}), 260), 512)
+    for name in fresh(before, after):
+        assert old_shards(kin(after, shop.store), name)
+        loaded = Shards(config, target, shop.store, shop.gen).load(name, coming=False)
+        assert {item.key for item in loaded.asked} == set(loaded.ledger.answers)
+        again = Shards(config, target, shop.store, shop.gen).load(name, coming=False)
+        assert again.ledger.answers == loaded.ledger.answers

@@ -1,0 +1,237 @@
+"""The store on a real S3 service: whole objects, one winner, digests, and one sentence for everything a person can mend."""
+
+import os
+import threading
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from draftmill.errors import UserError
+from draftmill.store import s3 as s3_module
+from draftmill.store.open import open_store
+from draftmill.store.s3 import S3Store
+from draftmill.store.s3_errors import StoreAwayError
+from draftmill.store.s3_wire import PART_BYTES
+from draftmill.store.selftest import check_store
+from draftmill.store.settings import S3Settings
+
+LARGE = 2 * PART_BYTES + 12_345
+KEYS = st.text(st.sampled_from("ab/._-=+@,é %"), min_size=1, max_size=12).filter(
+    lambda key: all(part not in ("", ".", "..") for part in key.split("/"))
+)
+
+
+def sentence(store: S3Store) -> str:
+    with pytest.raises(UserError) as caught:
+        store.list()
+    text = str(caught.value)
+    assert text.endswith(".")
+    assert "\n" not in text
+    return text
+
+
+def test_a_name_opens_its_kind_of_store(tmp_path):
+    assert open_store(str(tmp_path)).url == str(tmp_path)
+    assert open_store("s3://bucket/a/b/").url == "s3://bucket/a/b"
+    with pytest.raises(UserError, match="names no bucket"):
+        open_store("s3:///a")
+
+
+@settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(key=KEYS, data=st.binary(max_size=200))
+def test_what_was_put_is_what_is_got_and_listed(s3_store, key, data):
+    s3_store.put(key, data)
+    try:
+        assert s3_store.get(key) == data
+        listed = s3_store.list()[key]
+        info = s3_store.info(key)
+        assert info is not None
+        assert (listed.size, listed.etag) == (info.size, info.etag) == (len(data), info.etag)
+        assert len(info.sha256) == 64
+    finally:
+        s3_store.delete(key)
+    assert key not in s3_store.list()
+
+
+def test_a_missing_object(s3_store, tmp_path):
+    for ask in (s3_store.get, lambda key: s3_store.fetch(key, tmp_path / "file")):
+        with pytest.raises(KeyError):
+            ask("absent")
+    assert s3_store.info("absent") is None
+    assert not (tmp_path / "file").exists()
+    s3_store.delete("absent")
+
+
+def test_a_large_file_goes_in_parts_and_comes_back(s3_store, tmp_path):
+    (tmp_path / "file").write_bytes(os.urandom(LARGE))
+    s3_store.publish("large", tmp_path / "file")
+    assert "-" in s3_store.list()["large"].etag, "it went as one part"
+    s3_store.fetch("large", tmp_path / "folder/back")
+    assert (tmp_path / "folder/back").read_bytes() == (tmp_path / "file").read_bytes()
+    assert s3_store.info("large").sha256 == s3_module.sha256_file(tmp_path / "file")
+
+
+def test_a_listing_goes_on_behind_a_page_and_knows_its_prefix(s3_store):
+    client = s3_store.client
+    for number in range(1001):
+        client.put_object(Bucket=s3_store.bucket, Key=f"{s3_store.prefix}many/{number:04d}", Body=b"")
+    s3_store.put("manyother", b"")
+    assert len(s3_store.list("many/")) == 1001
+    assert len(s3_store.list("many")) == 1002
+
+
+@pytest.mark.parametrize("size", [10, LARGE], ids=["one request", "parts"])
+def test_of_several_that_offer_an_object_at_once_one_wins(s3_store, tmp_path, size, monkeypatch):
+    count, wins = 4, []
+    # SeaweedFS may let two completions pass that overlap (4 of 30 rounds), so here they come one after another.
+    complete, alone = s3_store.client.complete_multipart_upload, threading.Lock()
+
+    def in_turn(**arguments):
+        with alone:
+            return complete(**arguments)
+
+    monkeypatch.setattr(s3_store.client, "complete_multipart_upload", in_turn)
+    for number in range(count):
+        (tmp_path / str(number)).write_bytes(bytes([number]) * size)
+    start = threading.Barrier(count)
+
+    def offer(number: int) -> None:
+        start.wait()
+        if s3_store.offer("one", tmp_path / str(number)):
+            wins.append(number)
+
+    threads = [threading.Thread(target=offer, args=(number,)) for number in range(count)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(wins) == 1
+    assert s3_store.get("one") == (tmp_path / str(wins[0])).read_bytes()
+    assert s3_store.remove_unfinished(-60) == [], "the losers aborted their uploads"
+
+
+def test_creation_and_replacement_are_conditional(s3_store):
+    assert s3_store.create("one", b"1")
+    assert not s3_store.create("one", b"1"), "the same bytes of another writer are no success"
+    assert not s3_store.replace("one", b"3", b"2")
+    assert s3_store.replace("one", b"2", b"1")
+    assert not s3_store.replace("gone", b"2", b"1")
+    assert s3_store.get("one") == b"2"
+
+
+def test_a_repeated_creation_that_meets_itself_is_a_success(s3_store, monkeypatch):
+    from botocore.exceptions import ReadTimeoutError
+
+    monkeypatch.setattr("draftmill.store.patience.time.sleep", lambda seconds: None)
+    client, calls = s3_store.client, []
+    put = client.put_object
+
+    def answer_lost(**arguments):
+        calls.append(arguments["Key"])
+        reply = put(**arguments)
+        if len(calls) == 1:
+            raise ReadTimeoutError(endpoint_url="here")
+        return reply
+
+    monkeypatch.setattr(client, "put_object", answer_lost)
+    assert s3_store.create("one", b"1")
+    assert len(calls) == 2
+
+
+def test_old_unfinished_uploads_are_aborted_and_young_ones_left(s3_store):
+    s3_store.client.create_multipart_upload(Bucket=s3_store.bucket, Key=f"{s3_store.prefix}hung")
+    assert s3_store.remove_unfinished(3600) == []
+    assert s3_store.remove_unfinished(-60) == [f"{s3_store.url}/hung"]
+    assert s3_store.remove_unfinished(-60) == []
+
+
+def test_an_object_survives_a_kill_of_the_service(tmp_path, monkeypatch):
+    from tests.s3.weed import Weed
+
+    with Weed(tmp_path) as weed:
+        for name, value in weed.environment.items():
+            monkeypatch.setenv(name, value)
+        store = S3Store(weed.url("a"), S3Settings(endpoint_url=weed.endpoint, wait_s=60))
+        store.put("one", b"1")
+        weed.kill()
+        starter = threading.Timer(2.0, lambda: weed.start(wait=False))
+        starter.start()
+        assert store.get("one") == b"1", "it was waited for"
+        starter.join()
+
+
+# What a person can mend ---------------------------------------------------------------------------------------------
+
+
+def test_no_bucket(s3_environment):
+    store = S3Store("s3://no-such-bucket/a", S3Settings(endpoint_url=s3_environment.endpoint))
+    assert sentence(store).startswith("s3://no-such-bucket/a names a bucket that does not exist")
+
+
+def test_wrong_secret(s3_environment, monkeypatch):
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "wrong")
+    s3_module._client.cache_clear()
+    try:
+        store = S3Store(s3_environment.url("a"), S3Settings(endpoint_url=s3_environment.endpoint, region="eu-north-1"))
+        assert "refuses these credentials (SignatureDoesNotMatch): set AWS_ACCESS_KEY_ID" in sentence(store)
+    finally:
+        s3_module._client.cache_clear()
+
+
+def test_no_credentials(s3_environment, monkeypatch):
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.delenv(name)
+    s3_module._client.cache_clear()
+    try:
+        store = S3Store(s3_environment.url("a"), S3Settings(endpoint_url=s3_environment.endpoint))
+        assert "needs credentials and there are none" in sentence(store)
+    finally:
+        s3_module._client.cache_clear()
+
+
+def test_nobody_at_the_endpoint(s3_environment, capsys):
+    store = S3Store("s3://bucket/a", S3Settings(endpoint_url="http://127.0.0.1:9", wait_s=4.0, retries=1))
+    with pytest.raises(StoreAwayError, match=r"does not answer at http://127.0.0.1:9 .*check s3.endpoint_url"):
+        store.list()
+    assert "s3://bucket/a does not answer" in capsys.readouterr().err
+
+
+# The self test --------------------------------------------------------------------------------------------------------
+
+
+def test_a_store_that_can_all_is_left_empty(s3_store):
+    check_store(s3_store, "progress/.probe", max_skew_s=300)
+    assert s3_store.list() == {}
+
+
+@pytest.mark.parametrize(
+    ("lack", "said"),
+    [
+        ("condition", "ignores If-None-Match and lets one build overwrite another's"),
+        ("match", "does not honour If-Match"),
+        ("metadata", "does not keep metadata"),
+        ("clock", "has a clock that differs by"),
+    ],
+)
+def test_a_store_that_lacks_something_is_named_with_what_that_means(s3_store, lack, said, monkeypatch):
+    client = s3_store.client
+    put, dropped = client.put_object, {"condition": ["IfNoneMatch"], "match": ["IfMatch"], "metadata": ["Metadata"]}
+
+    def forgetful(**arguments):
+        return put(**{name: value for name, value in arguments.items() if name not in dropped.get(lack, [])})
+
+    monkeypatch.setattr(client, "put_object", forgetful)
+    if lack == "clock":
+        now = s3_module.time.time()
+        monkeypatch.setattr("draftmill.store.selftest.time.time", lambda: now - 4000)
+    with pytest.raises(UserError, match=said):
+        check_store(s3_store, "progress/.probe", max_skew_s=300)
+    assert s3_store.list() == {}
+
+
+def test_a_heartbeat_is_not_waited_for(s3_environment):
+    from draftmill.store.workplace import without_waiting
+
+    store = without_waiting(S3Store("s3://bucket/a", S3Settings(endpoint_url="http://127.0.0.1:9", wait_s=900)))
+    store.put("progress/a.json", b"{}")

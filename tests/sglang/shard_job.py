@@ -1,0 +1,44 @@
+"""A generate job without Snakemake: `python -m tests.sglang.shard_job CONFIG SHARD AHEAD...` in the store's folder."""
+
+import json
+import os
+import sys
+from pathlib import Path
+
+from draftmill import layout
+from draftmill.config import parse
+from draftmill.engines.sglang_api import FixedServer
+from draftmill.job import RUN_VARIABLE, follow_builder
+from draftmill.progress import Heartbeat
+from draftmill.stages.generate import generate_shard, open_lane
+from draftmill.stages.lane_link import LaneLink, LaneOrder, lane_place
+from draftmill.store.journal import Journal
+from draftmill.store.open import open_store
+
+GENERATE = "f" * 12
+
+
+def main() -> None:
+    follow_builder()
+    config = parse(json.loads(Path(sys.argv[1]).read_text()))
+    shard, *ahead = sys.argv[2:]
+    name = f"{shard}-{GENERATE}"
+    store = open_store(config.store)
+    place = lane_place(config, GENERATE, os.environ[RUN_VARIABLE], Path("lane.log"))
+    servers = [FixedServer(url).reference() for url in config.generate.sglang.urls]
+    generate_shard(
+        config,
+        open_lane(config, LaneLink(LaneOrder(config, GENERATE, shard, ahead, servers), place)),
+        prompts=store.path(layout.prompts(shard)),
+        completions=store.path(layout.completions(shard, GENERATE)),
+        rejected=store.path(layout.rejected(shard, GENERATE)),
+        journal=Journal(store, layout.journal("generate", name)),
+        heartbeat=lambda total: Heartbeat(
+            store, layout.progress("generate", name), stage="generate", name=name, total=total
+        ),
+        provenance={},
+    )
+
+
+if __name__ == "__main__":
+    main()

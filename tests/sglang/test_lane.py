@@ -1,0 +1,383 @@
+"""The lane in one event loop with real servers and a real journal: order, overlap, redoing, and handing over."""
+
+import asyncio
+import random
+from dataclasses import replace
+
+import pytest
+
+from draftmill.config import GenerateConfig
+from draftmill.engines.base import Request, Result, row_seed
+from draftmill.engines.sampling import Mix
+from draftmill.engines.sglang_watch import Asking
+from draftmill.errors import UserError
+from draftmill.stages.lane import Lane, Loaded, Order
+from draftmill.stages.rows import Asked, Ledger, RowRules
+from draftmill.store.journal import Journal
+from draftmill.store.local import LocalStore
+from tests.sglang.servers import OwnServer, generated
+from tests.sglang.small_server import VOCABULARY, expected
+
+STOP = 7
+CANARY = (1, 2, 3)
+
+
+class Site:
+    """A store, shards of random prompts, and one lane over one server."""
+
+    def __init__(self, folder, server, rows=20, shards=3, **settings):
+        sglang = {
+            "in_flight": 8,
+            "stall_seconds": 4.0,
+            "backoff_seconds": 0.01,
+            "bad_window": 12,
+            **settings.pop("sglang", {}),
+        }
+        self.config = GenerateConfig.model_validate(
+            {"max_new_tokens": 16, "temperature": 1.0, "flush_rows": 4, "sglang": sglang, **settings}
+        )
+        self.server, self.store = server, LocalStore(folder / "store")
+        self.rules = RowRules(self.config, frozenset({STOP}), VOCABULARY)
+        rng, own = random.Random(5), Mix(self.config).own
+        self.rows = {
+            f"s{s}": [
+                Asked((f"s{s}p{n}", 0), "chat", tuple(rng.randrange(VOCABULARY) for _ in range(6)), own)
+                for n in range(rows)
+            ]
+            for s in range(shards)
+        }
+        asking = Asking(self.config.sglang, (STOP,), self.rules.check, CANARY, 16)
+        self.lane = None
+        self._asking = asking
+
+    def ledger(self, name):
+        return Ledger(self.config, Journal(self.store, f"journal/{name}"))
+
+    def load(self, name, coming):
+        if name not in self.rows:
+            return None
+        ledger = self.ledger(name)
+        ledger.load()
+        return Loaded(self.rows[name], ledger)
+
+    def order(self, name, ahead=()):
+        return Order(name, list(ahead), [self.server.reference()])
+
+    async def open(self):
+        self.lane = Lane(self.config, self._asking, self.load, lambda reference: self.server)
+        self._work = asyncio.create_task(self.lane.run())
+
+    async def close(self):
+        self._work.cancel()
+        await self.lane.close()
+
+    async def do(self, name, ahead=(), until=None):
+        """Have a shard done as a job would; the beats it got. `until` breaks off, as a killed job does."""
+        beats = []
+        async for beat in (serving := self.lane.serve(self.order(name, ahead))):
+            beats.append(beat)
+            if until is not None and until(beat):
+                break
+        await serving.aclose()
+        return beats
+
+    def run(self, work):
+        """Run a coroutine function with the lane open."""
+
+        async def whole():
+            await self.open()
+            try:
+                return await asyncio.wait_for(work(), 60)
+            finally:
+                await self.close()
+
+        return asyncio.run(whole())
+
+    def answers(self, name):
+        ledger = self.ledger(name)
+        ledger.load()
+        return ledger
+
+    def right(self, name, attempts=1):
+        """Every row of the shard is in its journal with the answer that a well server gives to one of its attempts."""
+        found = self.answers(name).answers
+        for asked in self.rows[name]:
+            requests = [asked.request(self.config.seed, attempt) for attempt in range(attempts)]
+            assert found[asked.key] in [Result(asked.key, *wanted(request)) for request in requests]
+        assert len(found) == len(self.rows[name])
+
+
+def wanted(request: Request):
+    parameters = {
+        "temperature": request.sampling.temperature,
+        "sampling_seed": request.seed,
+        "stop_token_ids": [STOP],
+        "max_new_tokens": request.sampling.max_new_tokens,
+    }
+    ids, reason = expected(list(request.prompt_ids), parameters)
+    return tuple(ids), reason
+
+
+@pytest.fixture(autouse=True)
+def _quick_beats(monkeypatch):
+    monkeypatch.setattr("draftmill.stages.lane._BEAT_S", 0.02)
+
+
+@pytest.fixture
+def server(tmp_path):
+    found = OwnServer(tmp_path / "record", "--token-seconds", "0.002")
+    yield found
+    found.kill()
+
+
+@pytest.fixture
+def site(tmp_path, server):
+    def make(**settings):
+        return Site(tmp_path, server, **settings)
+
+    return make
+
+
+def test_a_shard_is_done_when_its_journal_is_full(site, server):
+    here = site()
+    beats = here.run(lambda: here.do("s0"))
+    here.right("s0")
+    assert (beats[-1]["done"], beats[-1]["useful"], beats[-1]["rejected"]) == (20, 20, 0)
+    assert beats[-1]["servers"] == [{"uuid": server.uuid, "url": server.url, "state": "serving", "epoch": 0}]
+    assert set(generated(server.record).values()) == {1}
+
+
+def test_coming_shards_are_begun_while_the_last_rows_run_and_are_asked_only_once(site, server):
+    here = site(rows=10)
+
+    async def work():
+        await here.do("s0", ["s1", "s2"])
+        first = (await here.do("s1", ["s2"]))[0]
+        await here.do("s2")
+        return first
+
+    first = here.run(work)
+    for name in here.rows:
+        here.right(name)
+    assert first["done"] > 0, "nothing of the second shard was there when its job came"
+    assert set(generated(server.record).values()) == {1}
+
+
+def test_no_more_rows_are_taken_ahead_than_is_allowed(site, server):
+    here = site(sglang={"ahead_rows": 7, "in_flight": 3})
+
+    async def work():
+        await here.do("s0", ["s1", "s2"])
+        while here.lane._flying:
+            await asyncio.sleep(0.01)
+        return sum(shard.taken for shard in here.lane._shards.values())
+
+    assert 0 < here.run(work) <= 7
+
+
+def test_a_killed_job_s_shard_is_taken_up_where_it_was(site, server):
+    here = site(sglang={"ahead_rows": 0, "in_flight": 2})
+
+    async def work():
+        await here.do("s0", until=lambda beat: True)
+        await here.do("s0")
+
+    here.run(work)
+    here.right("s0")
+    assert set(generated(server.record).values()) == {1}
+
+
+def test_another_lane_goes_on_from_the_journal(site, server):
+    here = site()
+
+    async def broken_off():
+        async with asyncio.timeout(30):
+            await here.do("s0", until=lambda beat: beat["done"] >= 8)
+
+    here.run(broken_off)
+    there = site()
+    beats = there.run(lambda: there.do("s0"))
+    there.right("s0")
+    assert beats[0]["resumed"] >= 8
+    assert sum(generated(server.record).values()) <= 20 + here.config.sglang.in_flight
+
+
+def test_a_journal_that_vanished_is_filled_again(site, server):
+    here = site()
+
+    async def work():
+        await here.do("s0", ["s1"])
+        while not here.lane._shards["s1"].finished:
+            await asyncio.sleep(0.01)
+        await here.lane._flush(here.lane._shards["s1"])
+        Journal(here.store, "journal/s1").clear()
+        await here.do("s1")
+
+    here.run(work)
+    here.right("s1")
+
+
+@pytest.mark.parametrize("mode", ["500", "503", "abort", "empty", "count", "html", "reset"])
+def test_a_bad_answer_now_and_then_is_asked_again(site, server, mode):
+    here = site(attempts=3)
+    server.misbehave("well")
+
+    async def work():
+        await here.do("s1", until=lambda beat: beat["done"] > 0)
+        server.misbehave(mode, 3)
+        await here.do("s0")
+
+    here.run(work)
+    here.right("s0", attempts=3)
+
+
+def test_a_row_that_fails_every_time_is_refused_with_its_reason(tmp_path):
+    broken = OwnServer(tmp_path / "record", "--spare-canary")
+    here = Site(tmp_path, broken, rows=3, sglang={"bad_window": 100, "retries": 1})
+    broken.misbehave("500")
+    try:
+        beats = here.run(lambda: here.do("s0"))
+    finally:
+        broken.kill()
+    ledger = here.answers("s0")
+    assert (beats[-1]["done"], beats[-1]["useful"], beats[-1]["rejected"]) == (3, 0, 3)
+    for asked in here.rows["s0"]:
+        assert ledger.rejection(asked.key).reason == "server_error"
+    assert len(ledger.failures) == 3 * here.config.attempts
+    assert beats[-1]["retries"] == 3 * here.config.attempts
+    assert broken.reasons == []
+
+
+def test_bad_rows_that_restarts_do_not_cure_are_left_to_the_cap(tmp_path):
+    """Such as a model that falls into runs of one token: restarting for ever would never end."""
+    odd = OwnServer(tmp_path / "record", "--spare-canary", "--mode", "zeros")
+    here = Site(tmp_path, odd, rows=40, max_token_run=8)
+    try:
+        here.run(lambda: here.do("s0"))
+    finally:
+        odd.kill()
+    assert {f.reason for f in here.answers("s0").failures.values()} == {"token_run"}
+    assert len(here.answers("s0").failures) == 80
+    assert len(odd.reasons) == 2
+
+
+def test_a_row_that_the_server_refuses_is_not_tried_again(site, server):
+    here = site(rows=3)
+    long = replace(here.rows["s0"][1], prompt_ids=tuple(range(250)) * 3)
+    here.rows["s0"][1] = long
+    here.run(lambda: here.do("s0"))
+    failure = here.answers("s0").rejection(long.key)
+    assert failure.reason == "too_long"
+    assert list(here.answers("s0").failures) == [(long.key, 0)]
+
+
+def test_a_dead_server_is_started_again_and_loses_no_finished_row(site, server):
+    here = site(flush_rows=1)
+
+    async def work():
+        await here.do("s0", until=lambda beat: beat["done"] >= 5)
+        server.kill()
+        return await here.do("s0")
+
+    beats = here.run(work)
+    here.right("s0")
+    assert server.epoch == 1
+    assert beats[-1]["servers"][0]["epoch"] == 1
+    assert len(server.reasons) == 1
+
+
+def test_rows_since_the_last_good_canary_are_done_again_when_a_server_turns_sick(tmp_path):
+    sick = OwnServer(tmp_path / "record", "--token-seconds", "0.002")
+    here = Site(tmp_path, sick, rows=40, flush_rows=1, sglang={"canary_minutes": 60.0})
+    try:
+
+        async def work():
+            await here.do("s0", until=lambda beat: beat["done"] >= 8)
+            sick.misbehave("garbage")  # keeps every rule: only the canary can tell
+            return await here.do("s0")
+
+        here.run(work)
+        here.right("s0")
+    finally:
+        sick.kill()
+    assert sick.reasons == ["it answers the canary with other tokens than at first"]
+    assert sum(generated(sick.record).values()) > 40
+
+
+def test_a_server_that_answers_zeros_is_sick_before_its_rows_are_refused(site, server):
+    here = site(rows=60, max_token_run=8, attempts=2)
+
+    async def work():
+        await here.do("s0", until=lambda beat: beat["done"] >= 8)
+        server.misbehave("zeros")
+        await here.do("s0")
+
+    here.run(work)
+    # A row whose first try was zeros may be under way with its second when the server is found sick.
+    here.right("s0", attempts=2)
+    assert not here.answers("s0").failures
+    assert len(server.reasons) == 1
+
+
+@pytest.mark.parametrize("metrics", [True, False])
+def test_a_server_whose_tokens_stand_still_is_restarted(tmp_path, metrics):
+    hung = OwnServer(tmp_path / "record", "--token-seconds", "0.002", *([] if metrics else ["--no-metrics"]))
+    here = Site(tmp_path, hung, sglang={"stall_seconds": 1.5})
+    try:
+
+        async def work():
+            await here.do("s0", until=lambda beat: beat["done"] >= 4)
+            hung.misbehave("hang")
+            await here.do("s0")
+
+        here.run(work)
+        here.right("s0")
+    finally:
+        hung.kill()
+    assert len(hung.reasons) == 1
+    assert "decoded no token" in hung.reasons[0] or "canary" in hung.reasons[0]
+
+
+def test_slow_rows_are_no_standstill_as_long_as_tokens_move(tmp_path):
+    slow = OwnServer(tmp_path / "record", "--token-seconds", "0.05")
+    here = Site(tmp_path, slow, rows=4, max_new_tokens=64, sglang={"stall_seconds": 1.5})
+    try:
+        here.run(lambda: here.do("s0"))
+        here.right("s0")
+    finally:
+        slow.kill()
+    assert slow.reasons == []
+
+
+def test_a_server_that_stays_sick_ends_the_job_with_its_error(tmp_path):
+    sick = OwnServer(tmp_path / "record", restarts=1)
+    here = Site(tmp_path, sick)
+    sick.options = ("--context", "1")  # after its restart it refuses every prompt
+    try:
+
+        async def work():
+            await here.do("s0", until=lambda beat: beat["done"] >= 0)
+            sick.kill()
+            await here.do("s0")
+
+        with pytest.raises(UserError, match="restarted too often"):
+            here.run(work)
+    finally:
+        sick.kill()
+
+
+def test_two_jobs_have_their_shards_done_at_once(site, server):
+    here = site()
+
+    async def work():
+        await asyncio.gather(here.do("s0"), here.do("s1"), here.do("s2"))
+
+    here.run(work)
+    for name in here.rows:
+        here.right(name)
+    assert set(generated(server.record).values()) == {1}
+
+
+def test_a_row_s_seed_is_that_of_its_key_alone():
+    asked = Asked(("p", 1), "chat", (1,), Mix(GenerateConfig()).own)
+    assert asked.request(3, 1).seed == row_seed(3, ("p", 1), 1)

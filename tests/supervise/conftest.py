@@ -1,0 +1,1 @@
+from tests.s3.fixtures import weed  # noqa: F401 - a fixture
