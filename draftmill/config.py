@@ -130,11 +130,12 @@ class SglangConfig(Section):
         gt=0,
         description="Rows at a server at once. CUDA graphs must reach as far, or decoding falls back to single kernels.",
     )
-    ahead_rows: int = Field(
-        2048,
+    ahead_rows: int | None = Field(
+        None,
         ge=0,
-        description="Most rows of coming shards that are generated ahead, so that a shard's slow last rows leave no "
-        "server idle; they wait in the journals of those shards.",
+        description="Most rows of coming shards that are generated ahead, so that neither a shard's slow last rows nor the "
+        "time between two jobs leaves a server idle; they wait in the journals of those shards. null: two minutes of what "
+        "the servers are measured to do, and at least eight times what they take at once.",
     )
     row_seconds: float = Field(120.0, gt=0, description="Deadline of a row, beside token_seconds for each token.")
     token_seconds: float = Field(

@@ -56,6 +56,7 @@ def attach(workflow: Any, config: Config, listing: Mapping[str, ObjectInfo]) -> 
             "names."
         )
     provider.patience = TellingPatience(**{one.name: getattr(provider.patience, one.name) for one in fields(Patience)})
+    provider.alone = lambda: workflow.is_main_process and workflow.local_exec
     _hand_over(provider, config.store, listing)
 
 

@@ -77,9 +77,13 @@ class Heartbeat:
         self.tokens += tokens
         self._tell(facts or {})
 
-    def report(self, done: int, tokens: int, resumed: int, facts: Mapping[str, Any]) -> None:
+    def report(self, done: int, tokens: int, resumed: int, facts: Mapping[str, Any], total: int | None = None) -> None:
         """Set what somebody else has counted; `facts` win over what is computed here."""
         self.done, self.tokens, self._resumed = done, tokens, resumed
+        if total is not None and total != self._total:
+            self._total = self._fields["total"] = total
+            if self._bar is not None:
+                self._bar.update(self._task, total=total)
         self._tell(facts)
 
     def settle(self, timeout_s: float = _LAST_WORD_S) -> bool:

@@ -1,26 +1,15 @@
 """Answer one shard's prompts."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-
 from draftmill.job import Job, run
-from draftmill.stages.generate import Answering, generate_shard, open_engine
 
 
-@contextmanager
-def in_process(job: Job) -> Iterator[Answering]:
+def in_process(job: Job) -> None:
+    from draftmill.stages.generate import generate_shard, open_engine
+    from draftmill.stages.reuse import Forerunners
+
     with job.gpus() as lease:
         answering = open_engine(job.config)
         lease.attest()
-        yield answering
-
-
-def main(job: Job) -> None:
-    from draftmill.stages.reuse import Forerunners
-    from draftmill.stages.serving import answering as by_servers
-
-    opened = by_servers if job.config.generate.engine == "sglang" else in_process
-    with opened(job) as answering:
         generate_shard(
             job.config,
             answering,
@@ -32,6 +21,15 @@ def main(job: Job) -> None:
             provenance=job.provenance,
             forerunners=Forerunners(job.store, *job.name.split("-"), mixed=bool(job.config.generate.mix)),
         )
+
+
+def main(job: Job) -> None:
+    if job.config.generate.engine == "sglang":
+        from draftmill.stages.serving import generate_on_servers
+
+        generate_on_servers(job)
+    else:
+        in_process(job)
 
 
 run(snakemake, main)

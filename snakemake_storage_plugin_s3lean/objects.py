@@ -10,7 +10,7 @@ from typing import Any
 from snakemake_interface_storage_plugins.io import IOCacheStorageInterface, Mtime
 from snakemake_storage_plugin_s3 import StorageObject as S3Object
 
-from draftmill.store.s3_wire import PART_BYTES, SHA256, Stored, sha256_file
+from draftmill.store.s3_wire import PART_BYTES, SHA256, Stored, Uploader, sha256_file
 from snakemake_storage_plugin_s3lean.provider import folders_of
 
 
@@ -70,7 +70,7 @@ class StorageObject(S3Object):  # type: ignore[misc]
     def _entry(self) -> Stored | None:
         """What is known of the object, asked for if nothing is."""
         found: Stored | None = self.provider.known.get(self._name)
-        if found is not None or (self._listed and self._alone):
+        if found is not None or (self._listed and self.provider.alone()):
             return found
         reply = self._head()
         if reply is not None:
@@ -80,12 +80,6 @@ class StorageObject(S3Object):  # type: ignore[misc]
     @property
     def _listed(self) -> bool:
         return (self.bucket, self.provider.folder(self.bucket, self.key)) in self.provider.listed
-
-    @property
-    def _alone(self) -> bool:
-        """Whether what a listing lacked is missing until this process has stored it: all jobs of the run are its own."""
-        workflow = getattr(getattr(getattr(self, "_iofile", None), "rule", None), "workflow", None)
-        return workflow is not None and workflow.is_main_process and workflow.local_exec
 
     def _head(self) -> Any:
         return self.provider.ask(lambda: self.provider.client.head_object(Bucket=self.bucket, Key=self.key))
@@ -150,7 +144,8 @@ class StorageObject(S3Object):  # type: ignore[misc]
         if there is not None and not planned:
             return None
         only_new = not planned or (look and there is None)
-        return self.provider.uploader(self.bucket).upload(self.key, path, {SHA256: digest}, only_new=only_new)
+        uploader: Uploader = self.provider.uploader(self.bucket)
+        return uploader.upload(self.key, path, {SHA256: digest}, only_new=only_new)
 
     def _lose(self) -> Stored:
         """Take the bytes of the run that was faster."""

@@ -36,6 +36,9 @@ class StorageProvider(S3Provider):  # type: ignore[misc]
         self.folders: set[tuple[str, str]] = set()
         # (bucket, prefix) whose objects of the time of planning are all in `known`.
         self.listed: set[tuple[str, str]] = set()
+        # Whether no other process stores for this run: what a listing lacked is missing then until it is stored here. Only
+        # a workflow can know, because a provider does not see how its jobs are executed.
+        self.alone: Callable[[], bool] = lambda: False
         self.pool = ThreadPoolExecutor(RETRIEVALS, thread_name_prefix="retrieve")
         self.nap = Nap()
         self.patience = Patience(

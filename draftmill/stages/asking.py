@@ -133,6 +133,9 @@ def _prompt_ids(record: Mapping[str, Any], config: Config, reader: Reader, setti
     room = reader.context - setting.sampling.max_new_tokens - kept
     if len(ids) > room:
         raise _Refused("too_long", f"{len(ids)} prompt tokens, {room} fit")
+    # SGLang 0.5.17 does not refuse such an id: its process dies of it, with all rows in flight.
+    if max(ids, default=0) >= reader.rules.vocabulary:
+        raise _Refused("bad_ids", f"an id lies outside the vocabulary of {reader.rules.vocabulary}")
     return tuple(ids)
 
 

@@ -2,8 +2,8 @@
 
 Every finished row goes to the journal by its key; a killed job takes them from there and does only the rest. Rows that
 fail a check are tried again with another seed up to the cap, then rejected: prompts in = completions + rejected, or
-nothing is published. An engine in this process answers row by row; SGLang servers are asked by a process of their own
-(lane.py), and this one waits until the journal is full.
+nothing is published. Here an engine in this process answers row by row; SGLang servers are asked by a process of their
+own (lane.py), and the job waits until its shard is there (serving.py).
 """
 
 from __future__ import annotations
@@ -14,16 +14,15 @@ from pathlib import Path
 from typing import Any
 
 from draftmill.config import Config, GenerateConfig
-from draftmill.engines.base import Engine, Failure, Result
+from draftmill.engines.base import Engine, Failure, Key, Result
 from draftmill.progress import Heartbeat
 from draftmill.schemas import COMPLETIONS, MIXED_COMPLETIONS, PROMPTS, REJECTED, Row, read_rows, write_rows
-from draftmill.stages.asking import ending_ids, read_target, rejection, row_keys, sort_rows
-from draftmill.stages.lane_link import LaneLink
+from draftmill.stages.asking import ending_ids, rejection, row_keys, sort_rows
 from draftmill.stages.reuse import Forerunners
 from draftmill.stages.rows import Asked, Ledger, RowRules
 from draftmill.store.journal import Journal
 
-__all__ = ["Answering", "Attempts", "RowRules", "generate_shard", "open_engine", "open_lane"]
+__all__ = ["Answering", "Attempts", "Outputs", "RowRules", "generate_shard", "open_engine", "write_shard"]
 
 
 class Attempts:
@@ -59,12 +58,9 @@ class Attempts:
 
 @dataclass(frozen=True, slots=True)
 class Answering:
-    """Everything that answers prompts: engine, tokenizer, row rules, and the longest row in tokens.
+    """Everything that answers prompts in this process: engine, tokenizer, row rules, and the longest row in tokens."""
 
-    The engine is one in this process, or the link to the process that asks SGLang servers.
-    """
-
-    engine: Engine | LaneLink
+    engine: Engine
     tokenizer: Any
     rules: RowRules
     context: int
@@ -84,10 +80,12 @@ def open_engine(config: Config) -> Answering:
     return Answering(engine, tokenizer, rules, context_length(config.target))
 
 
-def open_lane(config: Config, link: LaneLink) -> Answering:
-    """What answers through servers; nothing but the tokenizer is loaded here. Raises UserError like open_engine()."""
-    found = read_target(config)
-    return Answering(link, found.tokenizer, found.rules, found.context)
+@dataclass(frozen=True, slots=True)
+class Outputs:
+    """The files that a shard becomes."""
+
+    completions: Path
+    rejected: Path
 
 
 def generate_shard(
@@ -108,44 +106,46 @@ def generate_shard(
     Raises RuntimeError if rows are not conserved.
     """
     rows = read_rows(prompts, PROMPTS)
-    good, asked, bad = sort_rows(rows, config, answering)
+    found = sort_rows(rows, config, answering)
+    asked, ledger = found[1], Ledger(config.generate, journal)
     with heartbeat(len(asked)) as beat:
-        ledger = _answer(config, answering, asked, journal, beat, forerunners)
+        ledger.load()
+        if forerunners is not None:
+            forerunners.hand_over(asked, ledger, answering.rules)
+        beat.resume(len(ledger.answers))
+        Attempts(config.generate, answering.rules, ledger, beat).run(answering.engine, asked)
+    write_shard(config, answering.tokenizer, rows, found, ledger, Outputs(completions, rejected), provenance)
+    journal.clear()
+
+
+def write_shard(
+    config: Config,
+    tokenizer: Any,
+    rows: Sequence[Row],
+    found: tuple[dict[Key, Row], list[Asked], dict[Key, Row]],
+    ledger: Ledger,
+    outputs: Outputs,
+    provenance: Mapping[str, Any],
+) -> None:
+    """Publish a shard's prompts `rows`, `found` by sort_rows(), with what the ledger has for those that were asked.
+
+    Raises RuntimeError if rows are not conserved.
+    """
+    good, asked, bad = found
     mixed = bool(config.generate.mix)
     for item in asked:
         if item.key in ledger.answers:
-            good[item.key] = _completion(item, ledger.answers[item.key], answering.tokenizer, mixed)
+            good[item.key] = _completion(item, ledger.answers[item.key], tokenizer, mixed)
         else:
             bad[item.key] = rejection(item.key, item.source, ledger.rejection(item.key))
     order = [key for row in rows for key in row_keys(row, config.generate.samples)]
     if len(good) + len(bad) != len(order) or any((key in good) == (key in bad) for key in order):
-        raise RuntimeError(f"{prompts}: of {len(order)} rows {len(good)} were completed and {len(bad)} rejected")
-    write_rows(rejected, REJECTED, [bad[key] for key in order if key in bad], provenance)
+        raise RuntimeError(
+            f"{outputs.completions}: of {len(order)} rows {len(good)} were completed and {len(bad)} rejected"
+        )
+    write_rows(outputs.rejected, REJECTED, [bad[key] for key in order if key in bad], provenance)
     schema = MIXED_COMPLETIONS if mixed else COMPLETIONS
-    write_rows(completions, schema, [good[key] for key in order if key in good], provenance)
-    journal.clear()
-
-
-def _answer(
-    config: Config,
-    answering: Answering,
-    asked: Sequence[Asked],
-    journal: Journal,
-    beat: Heartbeat,
-    forerunners: Forerunners | None,
-) -> Ledger:
-    """The shard's rows, answered or refused for good, by whatever answers."""
-    ledger = Ledger(config.generate, journal)
-    if isinstance(answering.engine, LaneLink):
-        answering.engine.wait(beat)
-        ledger.load()
-        return ledger
-    ledger.load()
-    if forerunners is not None:
-        forerunners.hand_over(asked, ledger, answering.rules)
-    beat.resume(len(ledger.answers))
-    Attempts(config.generate, answering.rules, ledger, beat).run(answering.engine, asked)
-    return ledger
+    write_rows(outputs.completions, schema, [good[key] for key in order if key in good], provenance)
 
 
 def _completion(asked: Asked, result: Result, tokenizer: Any, mixed: bool) -> Row:

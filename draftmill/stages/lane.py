@@ -5,7 +5,8 @@ empty at the end of each, and idle while the next job starts. A job that sent ro
 to wait for them or throw them away when its own shard is done. So jobs send nothing. They hand their shard, and the
 shards that are planned behind it, to the lane, which outlives them, and wait until their shard's journal is full. The
 lane keeps every server full: first with rows of shards that jobs wait for, then with rows of coming shards, up to a
-bound. A job that starts later finds most of its rows answered.
+bound. A job that starts later finds most of its rows answered. The bound is one of time: however fast the servers are, the
+seconds between two jobs must not drain them.
 
 One lane has all servers of the build on this host. So no row is asked twice on one host, a server that falls is made up
 for by the others, and shards are finished one after another. A lane that is killed costs what it had not flushed: the
@@ -29,9 +30,14 @@ from draftmill.engines.sglang_api import ServerHandle
 from draftmill.engines.sglang_pool import Listener, Pool, Rate
 from draftmill.engines.sglang_watch import Asking
 from draftmill.errors import UserError
+from draftmill.stages.lane_watch import Look, Timeline
 from draftmill.stages.rows import Asked, Ledger
 
-_BEAT_S, _FLUSH_LOOK_S = 1.0, 0.25
+_BEAT_S, _FLUSH_LOOK_S, _LOOK_S = 1.0, 0.25, 1.0
+# What is taken ahead and what is read before it is needed, in seconds of the servers' rate, and at least so many times
+# what they take at once.
+_AHEAD_S, _AHEAD_LOADS = 120.0, 8
+_READ_S, _READ_LOADS = 30.0, 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,15 +50,18 @@ class Loaded:
 
 # Reads a shard and its journal, off the event loop, and whether it is a coming one; None if there is nothing to do.
 Load = Callable[[str, bool], Loaded | None]
+# Publishes a shard from its journal, off the event loop: its name, and what the job says about its outputs.
+Write = Callable[[str, Mapping[str, Any]], None]
 
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """What a job asks of the lane: its shard, the shards planned behind it, and the servers that it brings."""
+    """What a job asks of the lane: its shard, the shards planned behind it, the servers that it brings, and its outputs."""
 
     shard: str
     ahead: Sequence[str]
     servers: Sequence[Mapping[str, Any]]
+    outputs: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass
@@ -90,9 +99,14 @@ class Lane:
     """Keeps the servers full with rows of the shards that it is given."""
 
     def __init__(
-        self, config: GenerateConfig, asking: Asking, load: Load, attach: Callable[[Any], ServerHandle]
+        self,
+        config: GenerateConfig,
+        asking: Asking,
+        load: Load,
+        attach: Callable[[Any], ServerHandle],
+        write: Write = lambda shard, outputs: None,
     ) -> None:
-        self._config, self._load, self._attach_server = config, load, attach
+        self._config, self._load, self._attach_server, self._write_shard = config, load, attach, write
         listener = Listener(self._voided, self._wake_up, self._lost, self._wanted)
         self.pool = Pool(asking, listener)
         self._shards: dict[str, LaneShard] = {}
@@ -103,13 +117,15 @@ class Lane:
         self._errors: dict[str, UserError] = {}
         self._wake, self._hunger = asyncio.Event(), asyncio.Event()
         self._chores: set[asyncio.Task[Any]] = set()
-        self._flying, self._rate = 0, Rate()
+        self._flying, self._answered, self._rate = 0, 0, Rate()
+        self._reading = ""
+        self.timeline = Timeline()
         self.idle_since = time.monotonic()
 
     # Jobs ------------------------------------------------------------------------------------------------------------
 
     async def serve(self, order: Order) -> AsyncGenerator[dict[str, Any], None]:
-        """Work on a job's shard; gives a beat at least every second and ends when the shard's journal is full.
+        """Work on a job's shard; gives a beat at least every second and ends when the shard's outputs are written.
 
         Raises UserError when the job's server is lost, and what reading the shard or writing its journal raises.
         """
@@ -124,7 +140,10 @@ class Lane:
             shard.jobs += 1
             self._wake_up()
             try:
-                async for beat in self._follow(shard, uuids):
+                last: dict[str, Any] = {}
+                async for last in self._follow(shard, uuids):
+                    yield last
+                async for beat in self._finish(shard, order.outputs, last):
                     yield beat
             finally:
                 shard.jobs -= 1
@@ -179,6 +198,15 @@ class Lane:
             except TimeoutError:
                 continue
 
+    async def _finish(
+        self, shard: LaneShard, outputs: Mapping[str, Any], beat: dict[str, Any]
+    ) -> AsyncIterator[dict[str, Any]]:
+        writing = asyncio.create_task(asyncio.to_thread(self._write_shard, shard.name, outputs))
+        while not writing.done():
+            await asyncio.wait({writing}, timeout=_BEAT_S)
+            yield {**beat, "servers": self.pool.describe()}
+        await writing
+
     async def _hand_over(self, shard: LaneShard) -> bool:
         """Whether the shard stands after its servers' canaries; then it is in the journal and leaves the lane."""
         await self.pool.confirm(list(shard.ledger.stamps()))
@@ -196,6 +224,7 @@ class Lane:
         seconds = max(time.monotonic() - began, 1e-3)
         rejected = sum(1 for key in shard.rows if key not in ledger.answers and ledger.next_attempt(key) is None)
         return {
+            "total": len(shard.rows),
             "done": len(ledger.answers) + rejected,
             "useful": len(ledger.answers),
             "rejected": rejected,
@@ -206,6 +235,7 @@ class Lane:
             "tokens_1m": round(self._rate.sample(self.pool.tokens) / jobs, 3),
             "tokens_per_second": round((self.pool.tokens - tokens) / seconds / jobs, 3),
             "servers": self.pool.describe(),
+            "lane": {"in_flight": self._flying, "places": self.pool.capacity, "ahead": self._ahead()},
         }
 
     # Rows ------------------------------------------------------------------------------------------------------------
@@ -213,7 +243,7 @@ class Lane:
     async def run(self) -> None:
         """Send rows and flush journals until cancelled."""
         async with asyncio.TaskGroup() as group:
-            for work in (self._send(), self._prepare(), self._keep()):
+            for work in (self._send(), self._prepare(), self._keep(), self._account()):
                 group.create_task(work)
 
     async def close(self) -> None:
@@ -233,13 +263,25 @@ class Lane:
 
     def _next(self) -> tuple[LaneShard, Asked] | None:
         """The next row: of the shards that jobs wait for, in the order they came, then of those that come."""
-        for shard in self._shards.values():
-            if shard.jobs and shard.todo:
-                return shard, shard.todo.popleft()
-        coming = [shard for shard in self._shards.values() if not shard.jobs]
-        if sum(shard.taken for shard in coming) >= self._config.sglang.ahead_rows:
+        if (urgent := self._next_of_jobs()) is not None:
+            return urgent, urgent.todo.popleft()
+        if self._ahead() >= self._most_ahead():
             return None
-        return next(((shard, shard.todo.popleft()) for shard in coming if shard.todo), None)
+        coming = (shard for shard in self._shards.values() if not shard.jobs and shard.todo)
+        return next(((shard, shard.todo.popleft()) for shard in coming), None)
+
+    def _next_of_jobs(self) -> LaneShard | None:
+        return next((shard for shard in self._shards.values() if shard.jobs and shard.todo), None)
+
+    def _ahead(self) -> int:
+        return sum(shard.taken for shard in self._shards.values() if not shard.jobs)
+
+    def _most_ahead(self) -> int:
+        """The bound of rows ahead: a configured one, or two minutes of what the servers do."""
+        fixed = self._config.sglang.ahead_rows
+        if fixed is not None:
+            return fixed
+        return max(_AHEAD_LOADS * self.pool.capacity, int(_AHEAD_S * self.timeline.rate()))
 
     def _start(self, shard: LaneShard, asked: Asked) -> None:
         self._flying += 1
@@ -256,6 +298,7 @@ class Lane:
             shard = self._shards.get(name)
             if shard is not None and not self._is_void(stamp):
                 shard.ledger.note(outcome, attempt, stamp)
+                self._answered += 1
                 shard.tokens += len(outcome.output_ids) if isinstance(outcome, Result) else 0
                 self._flush_if_due(shard)
         except UserError:
@@ -292,21 +335,47 @@ class Lane:
         return next((n for n in self._plan if n not in self._shards and n not in self._over), None)
 
     def _hungry(self) -> bool:
-        unsent = sum(len(shard.todo) for shard in self._shards.values())
-        taken = sum(shard.taken for shard in self._shards.values() if not shard.jobs)
-        return unsent < max(self.pool.capacity, 1) and taken < self._config.sglang.ahead_rows
+        enough = max(_READ_LOADS * self.pool.capacity, int(_READ_S * self.timeline.rate()), 1)
+        return self._unsent() < enough and self._ahead() < self._most_ahead()
+
+    def _unsent(self) -> int:
+        return sum(len(shard.todo) for shard in self._shards.values())
 
     async def _read_ahead(self, name: str) -> None:
+        self._reading = name
         try:
             loaded = await asyncio.to_thread(self._load, name, True)
         except (UserError, OSError) as error:
             print(f"shard {name} is not begun ahead: {error}", flush=True)
             loaded = None
+        finally:
+            self._reading = ""
         if loaded is None:
             self._over.add(name)
         elif name not in self._shards:
             self._enter(name, loaded)
             self._wake_up()
+
+    # Account ---------------------------------------------------------------------------------------------------------
+
+    async def _account(self) -> None:
+        """Say in the log how full the servers are, and why not."""
+        while True:
+            due = time.monotonic() + _LOOK_S
+            await asyncio.sleep(_LOOK_S)
+            look = Look(
+                self._flying, self.pool.capacity, self._ahead(), self._unsent(), self._answered, self._shortage()
+            )
+            if (line := self.timeline.note(look, time.monotonic() - due)) is not None:
+                print(line, flush=True)
+
+    def _shortage(self) -> str:
+        """Why a place of a server would be empty now."""
+        if self._unsent():
+            return "enough ahead" if self._next_of_jobs() is None else "waking"
+        if self._reading:
+            return "reading a shard"
+        return "nothing planned" if self._next_coming() is None else "not read"
 
     # Journals --------------------------------------------------------------------------------------------------------
 

@@ -1,4 +1,4 @@
-"""A job's end of the lane: find it, start it if there is none, hand over a shard, and wait.
+"""A job's end of the lane: find it, start it if there is none, hand over a shard, and wait until it is written.
 
 The lane listens on a Unix socket in a folder that only this user can enter, named by store, settings and run, so that no
 job ever meets the lane of another build. Both sides send JSON lines. A lane that dies is started again: nothing but
@@ -54,13 +54,16 @@ def lane_place(config: Config, generate: str, run_id: str, log: Path) -> LanePla
 
 @dataclass(frozen=True, slots=True)
 class LaneOrder:
-    """What a job asks for (lane.Order), and what a new lane needs: the configuration and generate's fingerprint."""
+    """What a job asks for (lane.Order), and what a new lane needs: the configuration and generate's fingerprint.
+
+    `outputs` are the paths `completions` and `rejected`, and the `provenance` that is written into them.
+    """
 
     config: Config
     generate: str
     shard: str
     ahead: Sequence[str]
-    servers: Sequence[Mapping[str, Any]]
+    outputs: Mapping[str, Any]
 
 
 class LaneLink:
@@ -69,12 +72,20 @@ class LaneLink:
     def __init__(self, order: LaneOrder, place: LanePlace) -> None:
         self._order, self._place = order, place
 
-    def wait(self, beat: Heartbeat) -> None:
-        """Return when the shard's journal is full. Raises UserError for what the lane cannot mend."""
+    def begin(self) -> None:
+        """Start a lane if none listens, so that it loads while the job gets its server."""
+        if not self._place.socket.exists():
+            self._start()
+
+    def wait(self, servers: Sequence[Mapping[str, Any]], beat: Heartbeat) -> None:
+        """Return when the shard is written; `servers` are what the job brings.
+
+        Raises UserError for what the lane cannot mend.
+        """
         done, tries = -1, 0
         while True:
             try:
-                for news in self._talk():
+                for news in self._talk(servers):
                     if "error" in news:
                         raise UserError(news["error"])
                     if news.get("finished"):
@@ -88,9 +99,10 @@ class LaneLink:
             if tries >= _TRIES:
                 raise UserError(f"The process that asks the SGLang servers ended {tries} times; see {self._place.log}.")
 
-    def _talk(self) -> Iterator[dict[str, Any]]:
+    def _talk(self, servers: Sequence[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
         """What the lane says of our shard. Raises OSError when it is gone."""
-        ask = {"shard": self._order.shard, "ahead": list(self._order.ahead), "servers": list(self._order.servers)}
+        order = self._order
+        ask = {"shard": order.shard, "ahead": list(order.ahead), "servers": list(servers), "outputs": order.outputs}
         with self._connect() as link, link.makefile("rwb") as stream:
             stream.write(json.dumps(ask).encode() + b"\n")
             stream.flush()
@@ -154,6 +166,8 @@ class LaneLink:
 def _tell(beat: Heartbeat, news: Mapping[str, Any]) -> None:
     servers = news["servers"]
     facts = {
-        name: news[name] for name in ("useful", "rejected", "failures", "retries", "tokens_1m", "tokens_per_second")
+        name: news[name]
+        for name in ("useful", "rejected", "failures", "retries", "tokens_1m", "tokens_per_second", "lane")
     }
-    beat.report(news["done"], news["tokens"], news["resumed"], {**facts, "server": servers[0] if servers else None})
+    known = {**facts, "server": servers[0] if servers else None}
+    beat.report(news["done"], news["tokens"], news["resumed"], known, news["total"])

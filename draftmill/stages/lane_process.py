@@ -13,85 +13,66 @@ import json
 import os
 import signal
 import sys
-import tempfile
 import time
 import traceback
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from draftmill import layout
 from draftmill.config import Config, parse
 from draftmill.engines import sglang_api
-from draftmill.engines.sglang_watch import Asking
 from draftmill.errors import UserError
-from draftmill.job import RUN_VARIABLE, follow_builder
-from draftmill.schemas import PROMPTS, read_rows
-from draftmill.stages.asking import Target, read_target, sort_rows
+from draftmill.job import follow_builder
+from draftmill.stages.generate import Outputs
 from draftmill.stages.lane import Lane, Loaded, Order
-from draftmill.stages.reuse import Forerunners
-from draftmill.stages.rows import Ledger
+from draftmill.stages.lane_helper import Helper
+from draftmill.stages.rows import Asked, Ledger
+from draftmill.stages.shards import journal_of
 from draftmill.store.base import Store
-from draftmill.store.journal import Journal
 from draftmill.store.open import open_store
-from draftmill.target.tokenizer import render_prompt
 
 _LINE, _LOOK_S = 2**24, 1.0
-# Any prompt does; this one has an answer of more than a few tokens from every model.
-_CANARY = {"messages": [{"role": "user", "content": "Count from one to thirty in words."}]}
+# Shards whose rows are kept for the job that will come.
+_KEPT = 32
 
 
-def asking(config: Config, target: Target) -> Asking:
-    """What servers are asked by: the configuration's limits and the target's rules."""
-    canary = tuple(render_prompt(target.tokenizer, _CANARY, config.target.chat_template_args))
-    stop = tuple(sorted(target.rules.stop_ids))
-    return Asking(config.generate.sglang, stop, target.rules.check, canary, config.generate.longest_answer)
+class Loader:
+    """Loads shards for the lane: rows from a helper, answers from the journal."""
 
-
-class Shards:
-    """Reads shards and their journals from the store."""
-
-    def __init__(self, config: Config, target: Target, store: Store, generate: str) -> None:
+    def __init__(self, config: Config, store: Store, generate: str) -> None:
         """`generate` is the fingerprint of the generate stage."""
-        self._config, self._target, self._store, self._generate = config, target, store, generate
+        self._config, self._store, self._generate = config, store, generate
+        # Two, so that a shard that is being written keeps no server waiting for the next one.
+        self.reader, self._writer = Helper(config, generate), Helper(config, generate)
+        self._rows: dict[str, Sequence[Asked]] = {}
 
     def load(self, shard: str, coming: bool) -> Loaded | None:
-        """The rows of a shard that are to be asked, and their ledger; None if it is not there.
-
-        A `coming` one is left alone too if it is finished, or if another build works on it.
-        """
-        if coming and (self._finished(shard) or self._claimed_elsewhere(shard)):
-            return None
-        rows = self._prompts(shard)
+        """The rows of a shard that are to be asked, and their ledger; None if there is nothing to do (Shards.read)."""
+        rows = self._rows.get(shard)
+        if rows is None or coming:
+            rows = self.reader.read(shard, coming)
         if rows is None:
             return None
-        _, asked, _ = sort_rows(rows, self._config, self._target)
-        ledger = Ledger(
-            self._config.generate, Journal(self._store, layout.journal("generate", f"{shard}-{self._generate}"))
-        )
+        # They are a function of the shard; a job takes it over soon after it was read ahead.
+        self._rows = dict(list({**self._rows, shard: rows}.items())[-_KEPT:])
+        ledger = Ledger(self._config.generate, journal_of(self._store, shard, self._generate))
         ledger.load()
-        mixed = bool(self._config.generate.mix)
-        Forerunners(self._store, shard, self._generate, mixed).hand_over(asked, ledger, self._target.rules)
-        return Loaded(asked, ledger)
+        return Loaded(rows, ledger)
 
-    def _finished(self, shard: str) -> bool:
-        return self._store.info(layout.completions(shard, self._generate)) is not None
+    def write(self, shard: str, outputs: Mapping[str, Any]) -> None:
+        """Publish a shard under the paths `completions` and `rejected`, with its `provenance`."""
+        places = Outputs(Path(outputs["completions"]), Path(outputs["rejected"]))
+        self._writer.write(shard, places, outputs["provenance"])
+        self._rows.pop(shard, None)
 
-    def _claimed_elsewhere(self, shard: str) -> bool:
-        try:
-            claim = json.loads(self._store.get(layout.claim("generate", f"{shard}-{self._generate}")))
-            return bool(claim["run"] != os.environ.get(RUN_VARIABLE, ""))
-        except (KeyError, ValueError, TypeError):
-            return False
+    def prepare(self) -> None:
+        """Have the writer load what it needs before the first shard is finished."""
+        self._writer.asking()
 
-    def _prompts(self, shard: str) -> list[dict[str, Any]] | None:
-        with tempfile.TemporaryDirectory() as folder:
-            path = Path(folder) / "prompts.parquet"
-            try:
-                self._store.fetch(layout.prompts(shard), path)
-            except KeyError:
-                return None
-            return read_rows(path, PROMPTS)
+    def close(self) -> None:
+        """End the helpers."""
+        self.reader.close()
+        self._writer.close()
 
 
 class Server:
@@ -178,10 +159,15 @@ def main() -> int:
 
 
 async def _run(config: Config, generate: str, path: Path) -> None:
-    target = await asyncio.to_thread(read_target, config)
-    shards = Shards(config, target, open_store(config.store, config.s3), generate)
-    lane = Lane(config.generate, asking(config, target), shards.load, sglang_api.attach)
-    await Server(lane, config.generate.sglang.idle_seconds).serve(path)
+    loader = Loader(config, open_store(config.store, config.s3), generate)
+    try:
+        asking = await asyncio.to_thread(loader.reader.asking)
+        warming = asyncio.create_task(asyncio.to_thread(loader.prepare))
+        lane = Lane(config.generate, asking, loader.load, sglang_api.attach, loader.write)
+        await Server(lane, config.generate.sglang.idle_seconds).serve(path)
+    finally:
+        loader.close()
+    await asyncio.gather(warming, return_exceptions=True)
 
 
 if __name__ == "__main__":

@@ -78,19 +78,20 @@ class Ledger:
         self.failures: dict[Try, Failure] = {}
         self._config, self._journal = config, journal
         self._stamps: dict[Try, Stamp] = {}
+        self._voids: set[tuple[str, int]] = set()
         self._unflushed: list[dict[str, Any]] = []
         self._flushed = time.monotonic()
 
     def load(self) -> None:
         """Take what the journal holds; what is not yet flushed stays."""
         records = self._journal.rows()
-        voids = [_void_of(record["void"]) for record in records if "void" in record]
+        self._voids |= {_void_of(record["void"]) for record in records if "void" in record}
         for record in records:
-            if "void" not in record and not any(_voided(_stamp(record), *void) for void in voids):
+            if "void" not in record:
                 self._take(record)
 
     def note(self, result: Result | Failure, attempt: int, stamp: Stamp | None = None) -> bool:
-        """Keep a row's answer or failure; False if it is known already."""
+        """Keep a row's answer or failure; False if it is known already, or of an era that is void."""
         record: dict[str, Any] = {"key": list(result.key), "attempt": attempt}
         if stamp is not None:
             record |= {"server": stamp.server, "epoch": stamp.epoch, "era": stamp.era, "span": stamp.span}
@@ -105,6 +106,7 @@ class Ledger:
 
     def void(self, era: str, span: int) -> int:
         """Forget the rows of an era of a server from a span on; how many. The journal learns it at the next flush."""
+        self._voids.add((era, span))
         gone = {row for row, stamp in self._stamps.items() if _voided(stamp, era, span)}
         for key, attempt in gone:
             del self._stamps[key, attempt]
@@ -114,6 +116,11 @@ class Ledger:
         if gone:
             self._unflushed.append({"void": {"era": era, "span": span}})
         return len(gone)
+
+    @property
+    def voids(self) -> Iterable[tuple[str, int]]:
+        """The eras that are void, each from a span on."""
+        return self._voids
 
     def stamps(self) -> Iterable[Stamp]:
         """The stamps of all rows that have one."""
@@ -171,7 +178,7 @@ class Ledger:
     def _take(self, record: Mapping[str, Any]) -> bool:
         key: Key = (record["key"][0], record["key"][1])
         row, stamp = (key, int(record["attempt"])), _stamp(record)
-        if key in self.answers or row in self.failures:
+        if key in self.answers or row in self.failures or any(_voided(stamp, *void) for void in self._voids):
             return False
         if "reason" in record:
             self.failures[row] = Failure(key, record["reason"], record["detail"])

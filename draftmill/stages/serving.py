@@ -1,9 +1,14 @@
-"""The generate job where SGLang servers answer: which servers it brings, and its link to the lane."""
+"""The generate job where SGLang servers answer: it holds the servers and waits; the lane asks and writes.
+
+A job of a fast server takes seconds, so whatever it does by itself is time in which no shard is published. It imports no
+tokenizer and reads no row: it takes its lease, hands its shard over, and checks what came. Its log says where its time went.
+"""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -12,21 +17,56 @@ from draftmill.engines.server import leave, open_server
 from draftmill.engines.server_checks import check_urls
 from draftmill.engines.server_command import wanted
 from draftmill.engines.sglang_api import FixedServer
+from draftmill.gpu import processes
 from draftmill.job import RUN_VARIABLE, Job
-from draftmill.stages.generate import Answering, open_lane
+from draftmill.progress import Heartbeat
 from draftmill.stages.lane_link import LaneLink, LaneOrder, lane_place
+from draftmill.store.journal import Journal
 
 LANE_LOG = Path("logs/generate/lane.log")
 
 
-@contextmanager
-def answering(job: Job) -> Iterator[Answering]:
-    """What answers the job's shard, as long as its servers are held.
+def generate_on_servers(job: Job) -> None:
+    """Have the job's shard answered and written.
 
-    Raises UserError when a server cannot be had, or is not what the configuration says.
+    Raises UserError when a server cannot be had, is not what the configuration says, or is lost.
     """
+    laps = Laps()
+    link = _link(job)
+    link.begin()
     with _servers(job) as servers:
-        yield open_lane(job.config, _link(job, servers))
+        laps.lap("lease and server")
+        wait_for_shard(link, servers, job.journal(), job.heartbeat)
+        laps.lap("rows and writing")
+    print(f"seconds: {laps}", flush=True)
+
+
+def wait_for_shard(
+    link: LaneLink, servers: Sequence[Mapping[str, Any]], journal: Journal, heartbeat: Callable[[int], Heartbeat]
+) -> None:
+    """Wait until the lane has written the shard, and forget its journal then."""
+    with heartbeat(0) as beat:
+        link.wait(servers, beat)
+    journal.clear()
+
+
+class Laps:
+    """Where a job's time goes, from the start of its process."""
+
+    def __init__(self) -> None:
+        self._at, self._laps = time.monotonic(), list[str]()
+        age = time.clock_gettime(time.CLOCK_BOOTTIME) - processes.myself().start / os.sysconf("SC_CLK_TCK")
+        self._laps.append(f"start {age:.1f}")
+
+    def lap(self, name: str) -> None:
+        """End a part of the work."""
+        now = time.monotonic()
+        self._laps.append(f"{name} {now - self._at:.1f}")
+        self._at = now
+
+    def __str__(self) -> str:
+        """All parts with their seconds."""
+        return ", ".join(self._laps)
 
 
 @contextmanager
@@ -47,7 +87,12 @@ def _servers(job: Job) -> Iterator[Sequence[Mapping[str, Any]]]:
                 leave(job.config.gate, handle.token)
 
 
-def _link(job: Job, servers: Sequence[Mapping[str, Any]]) -> LaneLink:
+def _link(job: Job) -> LaneLink:
     shard, _, fingerprint = job.name.partition("-")
     place = lane_place(job.config, fingerprint, os.environ.get(RUN_VARIABLE, ""), LANE_LOG)
-    return LaneLink(LaneOrder(job.config, fingerprint, shard, list(job.param("ahead")), servers), place)
+    outputs = {
+        "completions": str(job.output("completions").absolute()),
+        "rejected": str(job.output("rejected").absolute()),
+        "provenance": job.provenance,
+    }
+    return LaneLink(LaneOrder(job.config, fingerprint, shard, list(job.param("ahead")), outputs), place)

@@ -65,7 +65,8 @@ def test_index_publishes_shards_and_counts_them(call, project):
     rows = sum(shard["rows"] for shard in index["shards"])
     assert out == f"{splits.count('train')} train and {splits.count('held_out')} held-out shards, {rows} prompts\n"
     assert rows == 60
-    assert len(list((project / "build/prompts").glob("*.parquet"))) == len(splits)
+    published = {path.stem for path in (project / "build/prompts").glob("*.parquet")}
+    assert published == {shard["name"] for shard in index["shards"]} | {"history"}
     assert call("index", "--configfile", "config.yaml")[1] == out
 
 

@@ -3,9 +3,9 @@
 from draftmill.config import parse
 from draftmill.prompts.index import kin
 from draftmill.stages.asking import Target
-from draftmill.stages.lane_process import Shards
 from draftmill.stages.reuse import old_shards
-from draftmill.stages.rows import RowRules
+from draftmill.stages.rows import Ledger, RowRules
+from draftmill.stages.shards import Shards, journal_of
 from tests.reuse.conftest import STOP, fresh
 
 
@@ -17,7 +17,14 @@ def test_a_shard_comes_to_the_lane_with_the_rows_of_its_forerunner(shop, built):
     target = Target(shop.tokenizer, RowRules(config.generate, frozenset({STOP}), 260), 512)
     for name in fresh(before, after):
         assert old_shards(kin(after, shop.store), name)
-        loaded = Shards(config, target, shop.store, shop.gen).load(name, coming=False)
-        assert {item.key for item in loaded.asked} == set(loaded.ledger.answers)
-        again = Shards(config, target, shop.store, shop.gen).load(name, coming=False)
-        assert again.ledger.answers == loaded.ledger.answers
+        shards = Shards(config, target, shop.store, shop.gen)
+        asked = shards.read(name, coming=False)
+        assert {item.key for item in asked} == (answered := set(journalled(config, shop, name)))
+        shards.read(name, coming=False)
+        assert set(journalled(config, shop, name)) == answered
+
+
+def journalled(config, shop, name):
+    ledger = Ledger(config.generate, journal_of(shop.store, name, shop.gen))
+    ledger.load()
+    return ledger.answers

@@ -58,10 +58,12 @@ def test_the_store_is_that_of_a_local_build_object_by_object(project: S3Project,
 
 
 def test_an_output_is_looked_at_once_and_a_job_s_first_once_more_by_its_claim(project: S3Project) -> None:
-    looks = Counter(path.partition("/built/")[2] for method, path in project.requests if method == "HEAD")
-    claimed = len([path for method, path in project.requests if method == "PUT" and "/claims/" in path])
-    assert max(looks.values()) <= 2
-    assert sum(looks.values()) <= len(project.objects()) + claimed
+    asked = [(method, path.partition("/built/")[2]) for method, path in project.requests]
+    looks = Counter(key for method, key in asked if method == "HEAD")
+    claims = {key for method, key in asked if method == "PUT" and key.startswith("claims/")}
+    objects = project.objects()
+    assert max(looks[key] for key in objects) <= 2
+    assert sum(looks[key] for key in objects) <= len(objects) + len(claims)
 
 
 def test_a_fresh_machine_has_nothing_to_do_and_fetches_and_writes_nothing(

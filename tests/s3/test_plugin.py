@@ -6,7 +6,6 @@ import os
 import subprocess
 import sys
 import textwrap
-from types import SimpleNamespace
 
 import pytest
 from snakemake_interface_storage_plugins.registry import StoragePluginRegistry
@@ -195,19 +194,11 @@ def test_a_small_file_costs_one_put_and_its_reply_answers_what_is_asked_then(mak
     assert door.counts() == ({"HEAD": 1, "PUT": 1} if look_first else {"PUT": 1})
 
 
-class Workflow:
-    """What the plugin asks of Snakemake's."""
-
-    is_main_process, local_exec = True, True
-
-
-@pytest.mark.parametrize(("flag", "asked"), [(None, {}), ("is_main_process", {"HEAD": 1}), ("local_exec", {"HEAD": 1})])
-def test_what_the_listing_lacked_is_asked_for_only_where_another_process_stores(make, door, s3_store, flag, asked):
-    workflow = Workflow()
-    if flag is not None:
-        setattr(workflow, flag, False)
-    thing = make().object(f"{s3_store.url}/a/one")
-    thing._iofile = SimpleNamespace(rule=SimpleNamespace(workflow=workflow), flags={})
+@pytest.mark.parametrize(("alone", "asked"), [(True, {}), (False, {"HEAD": 1})])
+def test_what_the_listing_lacked_is_asked_for_only_where_another_process_stores(make, door, s3_store, alone, asked):
+    provider = make()
+    provider.alone = lambda: alone
+    thing = provider.object(f"{s3_store.url}/a/one")
     inventory(thing)
     del door.requests[:]
     assert not thing.exists()

@@ -10,8 +10,8 @@ from draftmill.config import parse
 from draftmill.engines.sglang_api import FixedServer
 from draftmill.job import RUN_VARIABLE, follow_builder
 from draftmill.progress import Heartbeat
-from draftmill.stages.generate import generate_shard, open_lane
 from draftmill.stages.lane_link import LaneLink, LaneOrder, lane_place
+from draftmill.stages.serving import wait_for_shard
 from draftmill.store.journal import Journal
 from draftmill.store.open import open_store
 
@@ -26,17 +26,16 @@ def main() -> None:
     store = open_store(config.store)
     place = lane_place(config, GENERATE, os.environ[RUN_VARIABLE], Path("lane.log"))
     servers = [FixedServer(url).reference() for url in config.generate.sglang.urls]
-    generate_shard(
-        config,
-        open_lane(config, LaneLink(LaneOrder(config, GENERATE, shard, ahead, servers), place)),
-        prompts=store.path(layout.prompts(shard)),
-        completions=store.path(layout.completions(shard, GENERATE)),
-        rejected=store.path(layout.rejected(shard, GENERATE)),
-        journal=Journal(store, layout.journal("generate", name)),
-        heartbeat=lambda total: Heartbeat(
-            store, layout.progress("generate", name), stage="generate", name=name, total=total
-        ),
-        provenance={},
+    outputs = {
+        "completions": str(store.path(layout.completions(shard, GENERATE)).absolute()),
+        "rejected": str(store.path(layout.rejected(shard, GENERATE)).absolute()),
+        "provenance": {},
+    }
+    wait_for_shard(
+        LaneLink(LaneOrder(config, GENERATE, shard, ahead, outputs), place),
+        servers,
+        Journal(store, layout.journal("generate", name)),
+        lambda total: Heartbeat(store, layout.progress("generate", name), stage="generate", name=name, total=total),
     )
 
 

@@ -11,6 +11,9 @@ next n rows (all of them for null) in one of these ways:
     reset        the connection breaks           die       the process kills itself
     html         200 with something else         well      good manners again
 
+With `--row-seconds S --row-tokens N` every row takes S seconds and has N tokens (a shorter one, such as the canary's, takes
+less), at next to no CPU: a server whose rate is known, in flight over S.
+
 Each answered row is one line of the record file ({"prompt", "seed", "tokens", "canary"}), written before the reply leaves,
 so that a test can count what was generated, also by servers that were killed since.
 """
@@ -102,8 +105,13 @@ class Small:
             return web.Response()
         if manner == "hang":
             await asyncio.sleep(3600)
-        ids, reason = expected(prompt, parameters, self.options.vocabulary)
-        await self.decode(len(ids) * (10 if manner == "slow" else 1))
+        if self.options.row_seconds:
+            ids, reason = self.fixed(parameters), "stop"
+            await asyncio.sleep(self.options.row_seconds * len(ids) / self.options.row_tokens)
+            self.decoded += len(ids)
+        else:
+            ids, reason = expected(prompt, parameters, self.options.vocabulary)
+            await self.decode(len(ids) * (10 if manner == "slow" else 1))
         said = len(ids)
         if manner == "abort":
             reason = "abort"
@@ -137,6 +145,11 @@ class Small:
                 },
             }
         )
+
+    def fixed(self, parameters) -> list[int]:
+        stop, tokens = parameters["stop_token_ids"], min(self.options.row_tokens, parameters["max_new_tokens"])
+        plain = [token for token in range(256) if token not in stop]
+        return [plain[n % len(plain)] for n in range(tokens - 1)] + stop[:1]
 
     async def decode(self, tokens: int) -> None:
         """Take the time that so many tokens take; the server's count moves meanwhile."""
@@ -235,6 +248,8 @@ def main() -> None:
     parser.add_argument("--context", type=int, default=CONTEXT)
     parser.add_argument("--vocabulary", type=int, default=VOCABULARY)
     parser.add_argument("--token-seconds", type=float, default=0.0)
+    parser.add_argument("--row-seconds", type=float, default=0.0, help="time of every row, whatever its tokens")
+    parser.add_argument("--row-tokens", type=int, default=160, help="tokens of a row where --row-seconds is set")
     parser.add_argument("--step-seconds", type=float, default=0.05, help="how often the count of tokens moves")
     parser.add_argument("--start-seconds", type=float, default=0.0)
     parser.add_argument("--record", default="")
