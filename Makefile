@@ -32,6 +32,7 @@ quick: .venv/ready-dev ## the tests that take seconds
 	$(BIN)/python -m pytest -m "not slow"
 
 chaos: .venv/ready-dev ## a build through kills and outages on SeaweedFS, held against an undisturbed one; half an hour
+	$(BIN)/python -m pytest -m chaos
 	$(BIN)/python -m tests.chaos.chaos $(if $(SEED),--seed $(SEED))
 
 browser: .venv/ready-browser ## the pages in Debian's Chromium: every view, hostile texts, keyboard, phone, accessibility

@@ -62,7 +62,10 @@ def build(project: GpuProject, out: Path, samples: int, at_least: int = 4) -> di
     # Rows that an earlier build had begun ahead are not this one's work.
     before = project.journalled(graph, shards)
     with First(project, logs) as first:
-        wall = project.build(targets, out / "build.log", marked=True)
+        try:
+            wall = project.build(targets, out / "build.log", marked=True)
+        finally:
+            keep_logs(project, out)
     ended = max((project.folder / "build" / graph.completions(name)).stat().st_mtime for name in shards)
     published = sum(len(row["output_ids"]) for row in project.rows([graph.completions(name) for name in shards]))
     tokens = published - before
@@ -79,6 +82,8 @@ def build(project: GpuProject, out: Path, samples: int, at_least: int = 4) -> di
         "tokens_per_second_from_first_job": round(tokens / from_job, 1),
         "starts": sum(path.read_text(errors="replace").count("[keeper] epoch ") for path in server_logs(project)),
         "ready": told(project, "ready after"),
+        "job_seconds": told(project, "seconds: "),
+        "lane": told(project, " in flight"),
     }
 
 
@@ -119,6 +124,12 @@ class First:
         whole = text[: text.rfind(b"\n") + 1]
         self._read += len(whole)
         return any(int(count) > 1 for count in re.findall(rb"#new-seq: (\d+)", whole))
+
+
+def keep_logs(project: GpuProject, out: Path) -> None:
+    """Keep what the lane and the jobs said, which tells where the time went."""
+    for log in sorted((project.folder / "logs/generate").glob("*.log")):
+        (out / f"generate-{log.name}").write_bytes(log.read_bytes())
 
 
 def server_logs(project: GpuProject) -> list[Path]:

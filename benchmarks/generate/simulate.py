@@ -62,6 +62,7 @@ class Simulation:
         if not options.model:
             make_target(self.model, layers=1)
         how = ["--row-seconds", str(options.row_seconds), "--row-tokens", str(options.row_tokens), "--context", "4096"]
+        how += ["--vocabulary", "1000000"]
         self.server, port = start(self.folder / "record", *how)
         self.url = f"http://127.0.0.1:{port}"
         self.shards = [f"{number:012x}" for number in range(options.shards)]

@@ -114,6 +114,8 @@ def big(big_made: MadeStore, tmp_path_factory: pytest.TempPathFactory) -> Iterat
 def built(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     """A store that the real Snakefile built from the toy project, served in its folder's place."""
     project = Project(tmp_path_factory.mktemp("built"), prompts=40)
+    # The server runs in another folder than the build, where a relative target would not be found.
+    project.configure(target={"model": str(project.folder / "target")})
     project.build()
     with Served(project.folder / "build", logs=project.folder) as served:
         yield served

@@ -39,12 +39,14 @@ def test_every_difference_is_named():
 
 
 @pytest.mark.slow
+@pytest.mark.chaos
 @pytest.mark.timeout(2400)
 def test_three_kills_and_an_outage_leave_the_store_as_if_nothing_had_happened(tmp_path: Path) -> None:
     assert chaos(tmp_path, seed=5, shards=6, kills=3, outages=1, remote=True) == []
 
 
 @pytest.mark.slow
+@pytest.mark.chaos
 @pytest.mark.timeout(2400)
 def test_two_builds_over_one_store_make_what_one_makes(weed: Weed, tmp_path: Path, monkeypatch) -> None:
     """Two builders at once, then a third that finds nothing to do; no job's work is published twice or mixed."""

@@ -309,7 +309,7 @@ def test_nothing_is_published_when_rows_are_not_conserved(scripted, stage, monke
 
     monkeypatch.setattr(room, "sort_rows", doubled)
     run = stage(prompts(3))
-    with pytest.raises(RuntimeError, match=r"prompts\.parquet: of 3 rows 4 were completed and 0 rejected"):
+    with pytest.raises(RuntimeError, match=r"\.parquet: of 3 rows 4 were completed and 0 rejected"):
         run.run(*scripted(answer()))
     assert {key.partition("/")[0] for key in run.store.list()} == {"journal", "prompts.parquet"}
 

@@ -20,7 +20,7 @@ from tests.tiny import make_target, prompt_texts
 
 __all__ = ["fake_driver", "host", "policy"]
 ROOT = Path(__file__).parents[2]
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.chaos]
 
 
 class Rehearsal:

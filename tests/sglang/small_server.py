@@ -83,6 +83,9 @@ class Small:
                 400,
                 f"The input ({len(prompt)} tokens) is longer than the model's context length ({self.options.context} tokens).",
             )
+        if max(prompt, default=0) >= self.options.vocabulary:
+            # The real one does not refuse it: the scheduler dies of it, and everything with it.
+            os.kill(os.getpid(), signal.SIGKILL)
         self.running[asked["rid"]] = asyncio.current_task()
         try:
             return await self.answer(request, asked, prompt, parameters)

@@ -72,6 +72,7 @@ def test_a_build_by_a_server_has_one_lane_and_asks_each_row_once(project, tmp_pa
 
 
 @pytest.mark.timeout(3600)
+@pytest.mark.chaos
 def test_kills_of_snakemake_leave_every_prompt_exactly_once(project, tmp_path):
     rng, end, done = random.Random(f"builds {KILLS}"), time.monotonic() + DEADLINE_S, 0
     record = tmp_path / "record"

@@ -12,6 +12,7 @@ from draftmill.engines.sampling import Mix
 from draftmill.engines.sglang_watch import Asking
 from draftmill.errors import UserError
 from draftmill.stages.lane import Lane, Loaded, Order
+from draftmill.stages.lane_watch import Look, Timeline
 from draftmill.stages.rows import Asked, Ledger, RowRules
 from draftmill.store.journal import Journal
 from draftmill.store.local import LocalStore
@@ -173,6 +174,72 @@ def test_no_more_rows_are_taken_ahead_than_is_allowed(site, server):
         return sum(shard.taken for shard in here.lane._shards.values())
 
     assert 0 < here.run(work) <= 7
+
+
+class Waiting(asyncio.Event):
+    """The sender's event: what the lane had in flight and unsent each time that the sender had no more to do."""
+
+    def __init__(self, lane):
+        super().__init__()
+        self.lane, self.seen = lane, []
+
+    async def wait(self):
+        self.seen.append((self.lane._flying, self.lane._unsent()))
+        return await super().wait()
+
+
+def test_between_two_jobs_every_place_stays_taken(tmp_path):
+    """Counts, not times: whenever the sender rests while no job is there, as many rows as the server takes are in flight."""
+    server = OwnServer(tmp_path / "record", "--row-seconds", "0.25", "--row-tokens", "16")
+    here = Site(tmp_path, server, rows=40, shards=6)
+
+    async def work():
+        here.lane._wake = waiting = Waiting(here.lane)
+        await here.do("s0", ["s1", "s2", "s3", "s4", "s5"])
+        before, waiting.seen[:] = here.lane._answered, []
+        while here.lane._answered < before + 100:  # more than two shards, and no job
+            await asyncio.sleep(0.01)
+        seen = list(waiting.seen)
+        beats = await here.do("s1", ["s2", "s3", "s4", "s5"])
+        return seen, beats
+
+    try:
+        seen, beats = here.run(work)
+    finally:
+        server.kill()
+    assert len(seen) >= 100 // 8
+    assert {flying for flying, _ in seen} == {8}
+    assert all(unsent > 0 for _, unsent in seen)
+    assert beats[0]["done"] == 40, "the next job found its shard unfinished"
+    assert beats[0]["lane"] == {"in_flight": 8, "places": 8, "ahead": beats[0]["lane"]["ahead"]}
+
+
+def test_the_bound_of_rows_ahead_follows_the_servers_rate(site, server):
+    here = site()
+
+    async def work():
+        await here.do("s0")
+        least = here.lane._most_ahead()
+        here.lane.timeline = Timeline()
+        for second in range(20):
+            here.lane.timeline.note(Look(8, 8, 0, 9, 200 * second, ""), 0.0)
+        return least, here.lane._most_ahead()
+
+    assert here.run(work) == (64, 120 * 200)
+
+
+def test_the_account_says_how_full_the_servers_were_and_why_not():
+    found = Timeline()
+    lines = [found.note(Look(8, 8, 3, 5, 4 * n, ""), 0.0) for n in range(60)]
+    assert lines[:59] == [None] * 59
+    assert "8 of 8 in flight for 60 s; 4 rows/s, 3 ahead, 5 unsent" in lines[59]
+    lines = [found.note(Look(8 - n % 2, 8, 0, 0, 240 + n, "reading a shard"), 0.3 * (n == 3)) for n in range(10)]
+    assert "8 7 8 7 8 7 8 7 8 7 of 8 in flight" in lines[9]
+    assert "loop at most 0.30 s late" in lines[9]
+    assert lines[9].endswith("too few, s: reading a shard 5")
+    assert found.idle == {"reading a shard": 5}
+    assert found.rate() == 4.0
+    assert [found.note(Look(0, 0, 0, 0, 250, ""), 0.0) for _ in range(60)] == [None] * 60
 
 
 def test_a_killed_job_s_shard_is_taken_up_where_it_was(site, server):

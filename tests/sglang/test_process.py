@@ -14,10 +14,14 @@ from pathlib import Path
 import pytest
 
 from draftmill import layout
+from draftmill.config import parse
+from draftmill.errors import UserError
 from draftmill.gpu import processes
 from draftmill.job import BUILDER_VARIABLE, RUN_VARIABLE
 from draftmill.prompts.record import identify
 from draftmill.schemas import COMPLETIONS, PROMPTS, REJECTED, read_rows, write_rows
+from draftmill.stages.generate import Outputs
+from draftmill.stages.lane_helper import Helper
 from draftmill.store.local import LocalStore
 from tests.sglang.servers import Phoenix, generated
 from tests.sglang.shard_job import GENERATE
@@ -202,6 +206,7 @@ def kill_lane(here):
 
 
 @pytest.mark.slow
+@pytest.mark.chaos
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize(
     ("victim", "rows_a_kill"),
@@ -226,6 +231,38 @@ def test_kills_leave_every_prompt_exactly_once(works, tmp_path, victim, rows_a_k
     assert twice <= done * rows_a_kill
     for lane in here.lanes():
         os.kill(lane, signal.SIGTERM)
+
+
+def test_neither_a_job_nor_the_lane_loads_the_libraries_of_models():
+    """Seconds a shard in which nothing is published; the lane's helpers have them."""
+    words = "import draftmill.stages.lane_process, draftmill.stages.serving, sys; "
+    words += "print({'torch', 'transformers'} & {*sys.modules})"
+    done = subprocess.run([sys.executable, "-c", words], capture_output=True, text=True, check=True, cwd=ROOT)
+    assert done.stdout.strip() == "set()"
+
+
+def test_a_helper_that_was_killed_is_started_again(works, tmp_path, monkeypatch):
+    here = works(4, 0.001)
+    monkeypatch.chdir(tmp_path)
+    helper = Helper(parse(json.loads((tmp_path / "config.json").read_text())), GENERATE)
+    try:
+        assert helper.asking().stop_ids
+        helper._process.kill()
+        asked = helper.read("0" * 12, False)
+        assert {item.key[0] for item in asked} == here.ids["0" * 12]
+        assert helper.read("f" * 12, False) is None
+        helper._process.kill()
+        with pytest.raises(UserError, match="prompts of shard f"):
+            helper.write("f" * 12, Outputs(tmp_path / "c", tmp_path / "r"), {})
+        with pytest.raises(UserError, match="could not be read or written"):
+            helper.write("0" * 12, Outputs(tmp_path / "c", tmp_path / "r"), {})  # no row is answered
+        process = helper._process
+    finally:
+        helper.close()
+    assert process.poll() is not None
+    assert not (tmp_path / "c").exists()
+    with pytest.raises(UserError, match="the lane ends"):
+        helper.read("0" * 12, False)
 
 
 def test_a_lane_that_cannot_start_is_said_in_a_sentence(works, tmp_path):
