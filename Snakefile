@@ -21,7 +21,9 @@ if not workflow.overwrite_configfiles:
 
 try:
     limit = workflow.global_resources.get("gpu")
-    build = Build.open(config, gpus=limit and limit.value, planning=workflow.is_main_process)
+    build = Build.open(
+        config, gpus=limit and limit.value, planning=workflow.is_main_process
+    )
     build.attach(workflow)
 except UserError as error:
     raise WorkflowError(str(error)) from None

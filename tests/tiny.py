@@ -182,11 +182,11 @@ class Project:
         return {rule: int(count) for rule, count in table if rule != "total"}
 
     def objects(self) -> dict[str, bytes]:
-        """Everything in the store but progress."""
+        """Everything in the store but progress and records, which may hold times."""
         store = self.folder / "build"
         files = sorted(path for path in store.rglob("*") if path.is_file())
         return {
             path.relative_to(store).as_posix(): path.read_bytes()
             for path in files
-            if not path.relative_to(store).as_posix().startswith("progress/")
+            if not path.relative_to(store).as_posix().startswith(("progress/", "records/"))
         }
