@@ -9,7 +9,7 @@ rule audit:
     priority: 50
     params:
         stage="audit",
-        name="{shard}-" + fp["audit"],
+        name=f"{{shard}}-{fp['audit']}",
         failed=graph.failed_audit("{shard}"),
         provenance=lambda w: provenance("audit", completions=graph.completions(w.shard)),
     script:

@@ -16,7 +16,7 @@ rule extract:
         gpu=graph.gpus("extract"),
     params:
         stage="extract",
-        name="{shard}-" + fp["extract"],
+        name=f"{{shard}}-{fp['extract']}",
         shard="{shard}",
         taps=graph.specs.spec["extract"]["taps"],
         provenance=lambda w: provenance(

@@ -17,7 +17,7 @@ rule generate:
         gpu=graph.gpus("generate"),
     params:
         stage="generate",
-        name="{shard}-" + fp["generate"],
+        name=f"{{shard}}-{fp['generate']}",
         shard="{shard}",
         prompts=graph.prompts("{shard}"),
         ahead=(
