@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
+from draftmill import layout
 from draftmill.catalog import OBJECTS, Entry, finished, identify
 from draftmill.integrity.checks import Unit
 from draftmill.integrity.descent import made_from_damage
@@ -125,5 +126,5 @@ def claim_left(reader: Reader, key: str, clock: Callable[[], float] = time.time)
 
 def _foreign(reader: Reader) -> Iterator[Finding]:
     for key in reader.present:
-        if identify(key) is None:
+        if identify(key) is None and key != layout.BUILD:
             yield Finding(key, "foreign", "a name that draftmill writes", "another")

@@ -165,7 +165,13 @@ class Started:
         )
         environment = {**os.environ, "FAKE_PLAN": str(folder)}
         self.process = subprocess.Popen(
-            [sys.executable, "-c", script], cwd=folder, env=environment, stderr=subprocess.PIPE, text=True
+            [sys.executable, "-c", script],
+            cwd=folder,
+            env=environment,
+            stderr=subprocess.PIPE,
+            text=True,
+            # Whoever runs the tests in the background of a shell has Ctrl-C ignored, and children inherit that.
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
         )
         until((folder / "waiting").exists, "the fake waits")
         self.child = json.loads((folder / "starts").read_text())["pid"]
