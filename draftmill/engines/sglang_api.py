@@ -19,7 +19,7 @@ from draftmill.engines.base import Failure, Key, Request, Result
 from draftmill.errors import UserError
 
 GENERATE, HEALTH, METRICS = "/generate", "/health", "/metrics"
-SERVER_INFO, MODEL_INFO, ABORT, FLUSH = "/server_info", "/model_info", "/abort_request", "/flush_cache"
+SERVER_INFO, MODEL_INFO, ABORT = "/server_info", "/model_info", "/abort_request"
 
 # Tokens of a server's context that it keeps for itself: it shortens a row's limit by up to 2 so that prompt and answer
 # fit, and refuses prompts within 6 of the end.

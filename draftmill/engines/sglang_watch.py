@@ -13,7 +13,6 @@ import contextlib
 import random
 import secrets
 import time
-import traceback
 from collections.abc import Coroutine, Iterator
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
@@ -21,6 +20,7 @@ from typing import Any, Protocol, TypeVar
 from draftmill.config import SglangConfig
 from draftmill.engines import sglang_api as api
 from draftmill.engines.base import Failure, Request, Result, Stamp
+from draftmill.engines.chores import Chores
 from draftmill.engines.sglang_api import FixedServer, ServerHandle
 from draftmill.engines.sglang_health import Canary, Progress, Window
 from draftmill.engines.sglang_wire import Wire
@@ -101,13 +101,13 @@ class Watched:
         self._progress = Progress(time.monotonic())
         self._polled = self._weighed = 0.0
         self._tasks: set[asyncio.Task[Any]] = set()
-        self._chores: set[asyncio.Task[Any]] = set()
+        self._chores = Chores()
 
     # Life ------------------------------------------------------------------------------------------------------------
 
     def start(self) -> None:
         """Open the server and watch it from now on."""
-        self._chore(self._begin())
+        self._chores.start(self._begin())
 
     async def close(self) -> None:
         """Leave the server as it is; what is in flight is aborted there and interrupted here."""
@@ -123,16 +123,6 @@ class Watched:
         """The server for a heartbeat."""
         return {"uuid": self.handle.uuid, "url": self.handle.url, "state": self.state, "epoch": self.handle.epoch}
 
-    def _chore(self, work: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.create_task(work)
-        self._chores.add(task)
-        task.add_done_callback(self._done)
-
-    def _done(self, task: asyncio.Task[Any]) -> None:
-        self._chores.discard(task)
-        if not task.cancelled() and (fault := task.exception()) is not None:
-            traceback.print_exception(fault)
-
     async def _begin(self) -> None:
         with self._failing():
             if not await self._open():
@@ -140,7 +130,7 @@ class Watched:
                     "it did not answer the first canary", min(_FIRST_PATIENCE_S, self._config.patience_seconds)
                 )
             self._serve()
-        self._chore(self._watch())
+        self._chores.start(self._watch())
 
     def _serve(self) -> None:
         self.state = "serving"
@@ -289,7 +279,7 @@ class Watched:
         # Without metrics a canary shows as well that tokens move, however long the rows are.
         due = now - self._canary_at > self._config.canary_minutes * 60 or still > self._config.stall_seconds / 2
         if self.flying and due and not self._canary_lock.locked():
-            self._chore(self._confirm_now())
+            self._chores.start(self._confirm_now())
         if (reason := await self._old(now)) and self.state == "serving":
             await self._renew(reason)
 
@@ -333,7 +323,7 @@ class Watched:
             self._events.voided(self._era, self._good)
         for task in self._tasks:
             task.cancel()
-        self._chore(self._recover(reason))
+        self._chores.start(self._recover(reason))
 
     async def _recover(self, reason: str) -> None:
         if not self._events.wanted(self):

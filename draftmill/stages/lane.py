@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import asyncio
 import time
-import traceback
 from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -26,6 +25,7 @@ from typing import Any
 
 from draftmill.config import GenerateConfig
 from draftmill.engines.base import Key, Result, Stamp
+from draftmill.engines.chores import Chores
 from draftmill.engines.sglang_api import ServerHandle
 from draftmill.engines.sglang_pool import Listener, Pool, Rate
 from draftmill.engines.sglang_watch import Asking
@@ -116,7 +116,7 @@ class Lane:
         self._users: dict[str, int] = {}
         self._errors: dict[str, UserError] = {}
         self._wake, self._hunger = asyncio.Event(), asyncio.Event()
-        self._chores: set[asyncio.Task[Any]] = set()
+        self._chores = Chores()
         self._flying, self._answered, self._rate = 0, 0, Rate()
         self._reading = ""
         self.timeline = Timeline()
@@ -286,7 +286,7 @@ class Lane:
     def _start(self, shard: LaneShard, asked: Asked) -> None:
         self._flying += 1
         shard.flying.add(asked.key)
-        self._chore(self._answer(shard.name, asked))
+        self._chores.start(self._answer(shard.name, asked))
 
     async def _answer(self, name: str, asked: Asked) -> None:
         ledger = self._shards[name].ledger
@@ -388,7 +388,7 @@ class Lane:
 
     def _flush_if_due(self, shard: LaneShard) -> None:
         if shard.ledger.due() and not shard.writing.locked():
-            self._chore(self._flush_or_tell(shard))
+            self._chores.start(self._flush_or_tell(shard))
 
     async def _flush_or_tell(self, shard: LaneShard) -> None:
         try:
@@ -417,7 +417,7 @@ class Lane:
             if gone:
                 print(f"shard {shard.name}: {gone} rows since the last good canary are done again", flush=True)
                 shard.refill()
-                self._chore(self._flush_or_tell(shard))
+                self._chores.start(self._flush_or_tell(shard))
         self._wake_up()
 
     def _wake_up(self) -> None:
@@ -432,13 +432,3 @@ class Lane:
 
     def _wanted(self, uuid: str) -> bool:
         return self._users.get(uuid, 0) > 0
-
-    def _chore(self, work: Any) -> None:
-        task = asyncio.create_task(work)
-        self._chores.add(task)
-        task.add_done_callback(self._done)
-
-    def _done(self, task: asyncio.Task[Any]) -> None:
-        self._chores.discard(task)
-        if not task.cancelled() and (fault := task.exception()) is not None:
-            traceback.print_exception(fault)

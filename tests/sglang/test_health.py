@@ -7,12 +7,12 @@ from hypothesis import strategies as st
 from draftmill.config import GenerateConfig, SglangConfig
 from draftmill.engines.base import Failure, Request, Result
 from draftmill.engines.sampling import Mix
-from draftmill.engines.sglang import SglangEngine
 from draftmill.engines.sglang_api import FixedServer
 from draftmill.engines.sglang_health import CANARY_TOKENS, Canary, Progress, Window
 from draftmill.engines.sglang_watch import Asking, pause
 from draftmill.errors import UserError
 from draftmill.stages.rows import RowRules
+from tests.sglang.blocking import SglangEngine
 from tests.sglang.servers import OwnServer
 from tests.sglang.small_server import VOCABULARY
 

@@ -1,8 +1,4 @@
-"""The SGLang engine for a caller that waits: a pool of servers behind the interface that every engine has.
-
-Rows go out as fast as the servers take them and come back as they finish. The generate stage asks through its lane
-(stages/lane.py), which overlaps shards; this is for everything that has one set of rows: measurements, tests, tools.
-"""
+"""A pool of servers behind the interface that every engine has, for tests that have one set of rows and wait for them."""
 
 from __future__ import annotations
 
