@@ -12,7 +12,7 @@ import os
 import socket
 import subprocess
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cache
@@ -27,7 +27,6 @@ from draftmill.catalog import identify
 from draftmill.errors import UserError, reason
 from draftmill.store.base import Store
 
-RECORDS = "records/"
 # Reading a window of hidden states a second time only for its digest would cost minutes; larger inputs go without.
 INPUT_DIGEST_BYTES = 1 << 30
 _GIT_SECONDS = 5.0
@@ -130,13 +129,6 @@ def read_record(store: Store, key: str) -> Record | None:
         return parse_record(store.get(key))
     except KeyError:
         return None
-
-
-def read_records(store: Store, keys: Sequence[str] | None = None) -> list[Record]:
-    """All readable records, or those at `keys`, by key. Damaged ones are left out: a record decides nothing."""
-    chosen = sorted(store.list(RECORDS)) if keys is None else keys
-    found = (read_record(store, key) for key in chosen)
-    return [record for record in found if record is not None]
 
 
 def record_of(store: Store, key: str) -> Record | None:

@@ -20,7 +20,7 @@ from draftmill.config import Config, parse
 from draftmill.graph import ONCE, Graph
 from draftmill.hidden_states import HiddenRow, RowKey, write_shard
 from draftmill.job import versions
-from draftmill.records import Work, recording
+from draftmill.records import Record, Work, read_record, recording
 from draftmill.report.page import build_report
 from draftmill.schemas import COMPLETIONS, PROMPTS, REJECTED, iterate_loss_masks, read_rows, write_rows
 from draftmill.stages.assemble import evaluate_checkpoint, train_drafter
@@ -262,3 +262,9 @@ def states(rows: list[Mapping[str, Any]]) -> Iterator[HiddenRow]:
             torch.tensor([0] * len(row["prompt_ids"]) + [int(bit) for bit in mask], dtype=torch.uint8),
             torch.randn(len(ids), TAPS, WIDTH, generator=generator).bfloat16(),
         )
+
+
+def read_records(store: LocalStore) -> list[Record]:
+    """All readable records by key; damaged ones are left out."""
+    found = (read_record(store, key) for key in sorted(store.list("records/")))
+    return [record for record in found if record is not None]

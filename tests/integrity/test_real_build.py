@@ -6,9 +6,9 @@ from draftmill.catalog import OBJECTS, identify
 from draftmill.integrity.quarantine import quarantine
 from draftmill.integrity.reader import Reader
 from draftmill.integrity.verify import Options, verify
-from draftmill.records import read_records
 from draftmill.store.local import LocalStore
 from tests.integrity.damage import flip
+from tests.integrity.stores import read_records
 from tests.tiny import Project
 
 pytestmark = pytest.mark.slow

@@ -8,9 +8,9 @@ import pytest
 
 from draftmill import layout, records
 from draftmill.errors import UserError
-from draftmill.records import Content, Record, Work, content_of, git_revision, read_records, record_of, recording
+from draftmill.records import Content, Record, Work, content_of, git_revision, record_of, recording
 from draftmill.store.local import LocalStore
-from tests.integrity.stores import Toy
+from tests.integrity.stores import Toy, read_records
 
 SHARD, FP = "ab" * 6, "cd" * 6
 KEY, NAME = layout.completions(SHARD, FP), f"{SHARD}-{FP}"
