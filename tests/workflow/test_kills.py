@@ -65,12 +65,14 @@ def test_killed_in_generate_extract_and_train(built: Project, tmp_path: Path) ->
     store = LocalStore(project.folder / "build")
     progress = project.folder / "build/progress"
 
-    kill_when(project, lambda: bool(unfinished(project, "generate")), "a flushed row")
-    flushed = {
-        path.name: len(Journal(store, f"journal/generate/{path.name}").rows())
-        for path in unfinished(project, "generate")
-    }
-    assert any(flushed.values())
+    flushed: dict[str, int] = {}
+    # An orphan has a moment to live: a shard whose end was near may be done by then, and leaves no journal.
+    while not any(flushed.values()):
+        kill_when(project, lambda: bool(unfinished(project, "generate")), "a flushed row")
+        flushed = {
+            path.name: len(Journal(store, f"journal/generate/{path.name}").rows())
+            for path in unfinished(project, "generate")
+        }
     kill_when(project, lambda: any(progress.glob("extract/*.json")), "an extraction")
     for name, rows in flushed.items():
         beat = json.loads((progress / "generate" / f"{name}.json").read_text())
