@@ -108,7 +108,7 @@ def _on_s3(folder: Path, prefix: str, repeat: int, bucket: object) -> tuple[Plan
 
 def _median(plans: Sequence[Plan]) -> Plan:
     wall, cpu = (statistics.median(getattr(one, name) for one in plans) for name in ("wall_s", "cpu_s"))
-    return Plan(wall, cpu, plans[0].jobs)
+    return Plan(wall, cpu, plans[0].rules)
 
 
 def _row(one: Result) -> str:

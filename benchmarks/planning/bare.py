@@ -8,7 +8,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from benchmarks.planning.project import empty, fill
-from draftmill.graph import DRAFTER_FILES
+from draftmill.layout import DRAFTER_FILES
 
 _ONCE = ("audit_set", "pilot", "evaluate", "report")
 _MADE = ("completions/{s}.parquet", "completions/{s}.rejected.parquet", "audits/{s}.json", "audits/{s}.html")

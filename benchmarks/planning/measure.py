@@ -16,7 +16,7 @@ from typing import Any
 
 ROOT = Path(__file__).parents[2]
 _REAL = ["--snakefile", str(ROOT / "Snakefile"), "--configfile", "config.yaml"]
-_TOTAL = re.compile(r"^total +(\d+)$", re.M)
+_COUNT = re.compile(r"^([a-z_]+) +(\d+)$", re.M)
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +25,13 @@ class Plan:
 
     wall_s: float
     cpu_s: float
-    jobs: int
+    rules: Mapping[str, int]
+    """Jobs by rule; the target rule counts, as in Snakemake's own table."""
+
+    @property
+    def jobs(self) -> int:
+        """All jobs."""
+        return sum(self.rules.values())
 
 
 def plan(folder: Path, *, real: bool, environment: Mapping[str, str] = MappingProxyType({})) -> Plan:
@@ -43,8 +49,8 @@ def plan(folder: Path, *, real: bool, environment: Mapping[str, str] = MappingPr
         text = log.read()
     if process.returncode != 0:
         raise RuntimeError(f"snakemake -n in {folder} ended with {process.returncode}:\n{text[-2000:]}")
-    total = _TOTAL.search(text)
-    return Plan(took, usage.ru_utime + usage.ru_stime, int(total[1]) if total else 0)
+    counts = {rule: int(count) for rule, count in _COUNT.findall(text)}
+    return Plan(took, usage.ru_utime + usage.ru_stime, {rule: n for rule, n in counts.items() if rule != "total"})
 
 
 def sample(folder: Path, environment: Mapping[str, str] = MappingProxyType({})) -> dict[str, Any]:

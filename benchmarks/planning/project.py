@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import chdir, contextmanager
 from pathlib import Path
 from typing import Any
@@ -29,36 +29,42 @@ _TARGET: dict[str, Any] = {
     "num_attention_heads": 4,
     "num_key_value_heads": 2,
     "vocab_size": 300,
-    "max_position_embeddings": 4096,
+    "max_position_embeddings": 262_144,
 }
 
 
 def make(folder: Path, shards: int) -> Graph:
     """A project with exactly so many shards whose prompts are published and of which nothing else is made yet."""
-    (folder / "target").mkdir(parents=True, exist_ok=True)
-    (folder / "target/config.json").write_text(json.dumps(_TARGET))
+    folder.mkdir(parents=True, exist_ok=True)
     lines = (json.dumps({"prompt": f"Tell me about number {n}."}) + "\n" for n in range(4 * shards + 200))
     (folder / "prompts.jsonl").write_text("".join(lines))
-    with chdir(folder), _unsynced():
-        values = _values(_prompts_for(shards))
-        Path("config.yaml").write_text(yaml.safe_dump(values))
-        config = parse(values)
-        store = LocalStore(Path(config.store))
-        current_index(config, store, write=True)
-        graph = graph_of(config, store)
+    with chdir(folder):
+        prompts = _prompts(_prompts_for(shards))
+    graph = publish(folder, prompts)
     assert len(graph.shards) == shards, f"{len(graph.shards)} shards instead of {shards}"
     return graph
 
 
-def _values(prompts: int) -> dict[str, Any]:
-    sources = [{"path": "prompts.jsonl"}]
-    return {
-        "device": "cuda",
-        "store": "build",
-        "target": {"model": "target"},
-        "prompts": {"sources": sources, "shard_rows": _SHARD_ROWS, "max_prompts": prompts},
-        "hidden": {"num_taps": 3},
-    }
+def publish(folder: Path, prompts: Mapping[str, Any]) -> Graph:
+    """A project with these settings of its prompts, whose prompt shards stand in its store."""
+    (folder / "target").mkdir(parents=True, exist_ok=True)
+    (folder / "target/config.json").write_text(json.dumps(_TARGET))
+    with chdir(folder), _unsynced():
+        values = _values(prompts)
+        Path("config.yaml").write_text(yaml.safe_dump(values))
+        config = parse(values)
+        store = LocalStore(Path(config.store))
+        current_index(config, store, write=True)
+        return graph_of(config, store)
+
+
+def _values(prompts: Mapping[str, Any]) -> dict[str, Any]:
+    target = {"model": "target"}
+    return {"device": "cuda", "store": "build", "target": target, "prompts": dict(prompts), "hidden": {"num_taps": 3}}
+
+
+def _prompts(count: int) -> dict[str, Any]:
+    return {"sources": [{"path": "prompts.jsonl"}], "shard_rows": _SHARD_ROWS, "max_prompts": count}
 
 
 def _prompts_for(shards: int) -> int:
@@ -66,7 +72,7 @@ def _prompts_for(shards: int) -> int:
     low, high = shards, 4 * shards + 200
     while low < high:
         middle = (low + high) // 2
-        config = parse(_values(middle))
+        config = parse(_values(_prompts(middle)))
         found = len(current_index(config, LocalStore(Path(config.store)), write=False).shards)
         low, high = (middle + 1, high) if found < shards else (low, middle)
     return low
