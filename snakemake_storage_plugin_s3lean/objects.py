@@ -10,7 +10,7 @@ from typing import Any
 from snakemake_interface_storage_plugins.io import IOCacheStorageInterface, Mtime
 from snakemake_storage_plugin_s3 import StorageObject as S3Object
 
-from draftmill.store.s3_wire import PART_BYTES, SHA256, Stored, Uploader, sha256_file
+from draftmill.store.s3_wire import SHA256, Stored, Uploader, sha256_file
 from snakemake_storage_plugin_s3lean.provider import folders_of
 
 
@@ -137,7 +137,7 @@ class StorageObject(S3Object):  # type: ignore[misc]
         """What stands in the storage for the file, sent if it was not there; None if another run has stored others."""
         digest, planned = sha256_file(path), self._name in self.provider.own
         # A large file is not sent only to learn that it was too late, nor one that its job has sent.
-        look = self.provider.settings.look_first or path.stat().st_size > PART_BYTES
+        look = self.provider.settings.look_first or path.stat().st_size > self.provider.settings.part_bytes
         there = self._head() if look else None
         if there is not None and _digest(there) == digest:
             return _stored(there)

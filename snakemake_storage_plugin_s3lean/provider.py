@@ -98,7 +98,8 @@ class StorageProvider(S3Provider):  # type: ignore[misc]
 
     def uploader(self, bucket: str) -> Uploader:
         """Uploads with digests."""
-        return Uploader(lambda: self.client, bucket, self.patience, self.settings.checksum == "when_supported")
+        checksums, part_bytes = self.settings.checksum == "when_supported", self.settings.part_bytes
+        return Uploader(lambda: self.client, bucket, self.patience, checksums, part_bytes)
 
     def folder(self, bucket: str, key: str) -> str:
         """The prefix that is listed to learn of a key, with its slash: the configured one, or the key's folder."""

@@ -4,6 +4,8 @@ from dataclasses import dataclass, field
 
 from snakemake_storage_plugin_s3 import StorageProviderSettings as S3Settings
 
+from draftmill.store.s3_wire import PART_BYTES
+
 
 # No postponed annotations here: Snakemake builds its command line from the types themselves.
 @dataclass
@@ -20,6 +22,10 @@ class StorageProviderSettings(S3Settings):  # type: ignore[misc]
     checksum: str = field(
         default="when_supported",
         metadata={"help": "Checksums beside the data: when_supported, or when_required for storages without them"},
+    )
+    part_bytes: int = field(
+        default=PART_BYTES,
+        metadata={"help": "Bytes from which a file is sent in parts, and of a part", "type": int},
     )
     wait_s: float = field(
         default=900.0,

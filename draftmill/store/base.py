@@ -80,6 +80,10 @@ class Store(Protocol):
         """Room that is left; None where a store knows no limit."""
         ...
 
-    def remove_unfinished(self, older_than_s: float, *, dry: bool = False) -> Sequence[str]:
-        """Remove what killed publications left behind, if it is older than that; says what was, or `dry` would be."""
+    def remove_unfinished(self, older_than_s: float, *, done: Sequence[str] = (), dry: bool = False) -> Sequence[str]:
+        """Remove what killed publications left behind; says what was, or `dry` would be.
+
+        Removed is what is older than that, what nobody can be at work on any more, and what was to become an object
+        whose key starts with one of `done`: of these jobs nothing is published any more.
+        """
         ...

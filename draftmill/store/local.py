@@ -199,13 +199,18 @@ class LocalStore:
         folder = self.root.absolute()
         return shutil.disk_usage(next(path for path in (folder, *folder.parents) if path.exists())).free
 
-    def remove_unfinished(self, older_than_s: float, *, dry: bool = False) -> Sequence[str]:
+    def remove_unfinished(self, older_than_s: float, *, done: Sequence[str] = (), dry: bool = False) -> Sequence[str]:
         """Remove what killed publications left behind: that of a dead process of this host at once, other files by age."""
         found = [path for path in self.root.rglob(f"{_TEMPORARY}*.part") if path.is_file()]
-        gone = [path for path in found if _left(path, older_than_s)]
+        gone = [path for path in found if self._becomes(path).startswith(tuple(done)) or _left(path, older_than_s)]
         for path in () if dry else gone:
             path.unlink(missing_ok=True)
         return [str(path) for path in gone]
+
+    def _becomes(self, temporary: Path) -> str:
+        """The key of what an unfinished file was to become."""
+        name = temporary.name.removeprefix(_TEMPORARY).split("-", 2)[-1].removesuffix(".part")
+        return temporary.with_name(name).relative_to(self.root).as_posix()
 
     def delete(self, key: str) -> None:
         """Remove an object and the folders it leaves empty; no error if there is none."""

@@ -31,7 +31,7 @@ from draftmill.store.base import ObjectInfo
 from draftmill.store.local import publishing
 from draftmill.store.patience import Patience, code_of, status_of
 from draftmill.store.s3_errors import CredentialsExpiredError, StoreAwayError, explained
-from draftmill.store.s3_wire import PART_BYTES, SHA256, THREADS, Uploader, sha256_file
+from draftmill.store.s3_wire import SHA256, THREADS, Uploader, sha256_file
 from draftmill.store.settings import S3Settings
 
 T = TypeVar("T")
@@ -195,7 +195,7 @@ class S3Store:
         """Publish a finished file unless there is such an object; False if there is one with other bytes."""
         digest = sha256_file(path)
         # A large file is not sent only to learn that it was too late.
-        found = self.info(key) if path.stat().st_size > PART_BYTES else None
+        found = self.info(key) if path.stat().st_size > self.settings.part_bytes else None
         if found is None:
             with self._explained():
                 if self._uploader.upload(self.prefix + key, path, {SHA256: digest}, only_new=True):
@@ -215,15 +215,25 @@ class S3Store:
         """S3 knows no limit."""
         return
 
-    def remove_unfinished(self, older_than_s: float, *, dry: bool = False) -> Sequence[str]:
-        """Abort uploads in parts that nobody finished, if they are older than that; a younger one may be at work."""
+    def remove_unfinished(self, older_than_s: float, *, done: Sequence[str] = (), dry: bool = False) -> Sequence[str]:
+        """Abort uploads in parts that nobody finished.
+
+        A young one may be at work, unless its object came meanwhile: an object has one writer, or the first one wins.
+        """
         pages = self.client.get_paginator("list_multipart_uploads")
         found = self._ask(lambda: [*pages.paginate(Bucket=self.bucket, Prefix=self.prefix)])
         uploads = [upload for page in found for upload in page.get("Uploads", ())]
-        old = [upload for upload in uploads if time.time() - upload["Initiated"].timestamp() > older_than_s]
-        for upload in () if dry else old:
+        gone = [upload for upload in uploads if self._left(upload, older_than_s, tuple(done))]
+        for upload in () if dry else gone:
             self._abort(upload["Key"], upload["UploadId"])
-        return [f"s3://{self.bucket}/{upload['Key']}" for upload in old]
+        return [f"s3://{self.bucket}/{upload['Key']}" for upload in gone]
+
+    def _left(self, upload: dict[str, Any], older_than_s: float, done: tuple[str, ...]) -> bool:
+        key, begun = upload["Key"].removeprefix(self.prefix), upload["Initiated"].timestamp()
+        if key.startswith(done) or time.time() - begun > older_than_s:
+            return True
+        there = self.info(key)
+        return there is not None and there.modified > begun
 
     def _abort(self, key: str, upload: str) -> None:
         try:
@@ -233,7 +243,8 @@ class S3Store:
 
     @property
     def _uploader(self) -> Uploader:
-        return Uploader(lambda: self.client, self.bucket, self._patience, self.settings.checksum == "when_supported")
+        checksums, part_bytes = self.settings.checksum == "when_supported", self.settings.part_bytes
+        return Uploader(lambda: self.client, self.bucket, self._patience, checksums, part_bytes)
 
     def _at(self, key: str) -> dict[str, str]:
         return {"Bucket": self.bucket, "Key": self.prefix + key}

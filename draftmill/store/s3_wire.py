@@ -24,10 +24,13 @@ from draftmill.store.patience import Patience, brief, code_of, status_of
 T = TypeVar("T")
 SHA256 = "sha256"
 PART_BYTES = 8 << 20
+"""The usual size of a part, and of the largest file that is sent whole."""
 # S3 takes 10,000 parts; a margin, because a file's size is divided by it.
 _MOST_PARTS = 9_000
 THREADS = 10
 _CONFLICT_TRIES = 5
+# An upload in parts is gone when its completion was repeated, or when another build swept it because the object was there.
+_SWEPT = {"NoSuchUpload"}
 _EXISTS, _CONFLICT = {"PreconditionFailed", "412"}, {"ConditionalRequestConflict", "409"}
 
 
@@ -73,6 +76,7 @@ class Uploader:
     bucket: str
     patience: Patience
     checksums: bool = True
+    part_bytes: int = PART_BYTES
 
     def put(self, key: str, data: bytes, metadata: dict[str, str], **condition: str) -> Stored | None:
         """One request, with IfNoneMatch="*" or IfMatch=etag if it is conditional. None if the condition failed."""
@@ -87,7 +91,7 @@ class Uploader:
     def upload(self, key: str, path: Path, metadata: dict[str, str], *, only_new: bool) -> Stored | None:
         """A file, in parts if it is large. None if the object exists and only a new one was wanted."""
         size = path.stat().st_size
-        if size <= PART_BYTES:
+        if size <= self.part_bytes:
             return self.put(key, path.read_bytes(), metadata, **_condition(only_new))
         sent = self._unless_lost(key, metadata, lambda: self._multipart(key, path, size, metadata, only_new))
         # Some stores let two completions pass that come at the same time; the later one stands.
@@ -99,10 +103,10 @@ class Uploader:
                 return send()
             except ClientError as error:
                 # A request that was repeated may have met itself: the first one arrived and only its reply was lost.
-                met = self._ours(key, metadata) if code_of(error) in _EXISTS | {"NoSuchUpload"} else None
+                met = self._ours(key, metadata) if code_of(error) in _EXISTS | _SWEPT else None
                 if met or code_of(error) in _EXISTS:
                     return met
-                if code_of(error) not in _CONFLICT:
+                if code_of(error) not in _CONFLICT | _SWEPT:
                     raise
         return None
 
@@ -135,7 +139,7 @@ class Uploader:
             raise
 
     def _parts(self, where: dict[str, str], path: Path, size: int) -> list[dict[str, Any]]:
-        length, nap = max(PART_BYTES, -(-size // _MOST_PARTS)), Nap()
+        length, nap = max(self.part_bytes, -(-size // _MOST_PARTS)), Nap()
         # Ctrl-C reaches only the main thread; without it the others would wait for the store as long as they may.
         patience = replace(self.patience, sleep=nap)
 

@@ -2,6 +2,7 @@
 
 import os
 import threading
+import time
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -143,6 +144,46 @@ def test_old_unfinished_uploads_are_aborted_and_young_ones_left(s3_store):
     s3_store.client.create_multipart_upload(Bucket=s3_store.bucket, Key=f"{s3_store.prefix}hung")
     assert s3_store.remove_unfinished(3600) == []
     assert s3_store.remove_unfinished(-60) == [f"{s3_store.url}/hung"]
+    assert s3_store.remove_unfinished(-60) == []
+
+
+def a_second_later() -> None:
+    """S3 tells times in whole seconds, so what shall be seen as later must be."""
+    time.sleep(1.1)
+
+
+def test_a_young_upload_is_aborted_once_its_object_came_or_its_job_is_done(s3_store, tmp_path):
+    def begin(key):
+        s3_store.client.create_multipart_upload(Bucket=s3_store.bucket, Key=f"{s3_store.prefix}{key}")
+
+    s3_store.put("older", b"1")
+    a_second_later()
+    for key in ("older", "overtaken", "journal/train/one-0/state", "journal/train/one-1/state"):
+        begin(key)
+    a_second_later()
+    s3_store.put("overtaken", b"1")
+    gone = [f"{s3_store.url}/{key}" for key in ("journal/train/one-0/state", "overtaken")]
+    assert sorted(s3_store.remove_unfinished(3600, done=["journal/train/one-0/"], dry=True)) == gone
+    assert sorted(s3_store.remove_unfinished(3600, done=["journal/train/one-0/"])) == gone
+    assert len(s3_store.remove_unfinished(-60)) == 2
+
+
+@pytest.mark.parametrize("there", [False, True])
+def test_an_upload_that_another_build_swept_is_sent_again_or_lost(s3_store, tmp_path, monkeypatch, there):
+    (tmp_path / "file").write_bytes(os.urandom(LARGE))
+    complete, swept = s3_store.client.complete_multipart_upload, []
+
+    def sweep_first(**arguments):
+        if not swept:
+            swept.append(arguments["UploadId"])
+            if there:
+                s3_store.put("one", b"another's")
+            s3_store.client.abort_multipart_upload(**{key: arguments[key] for key in ("Bucket", "Key", "UploadId")})
+        return complete(**arguments)
+
+    monkeypatch.setattr(s3_store.client, "complete_multipart_upload", sweep_first)
+    assert s3_store.offer("one", tmp_path / "file") is not there
+    assert s3_store.get("one") == (b"another's" if there else (tmp_path / "file").read_bytes())
     assert s3_store.remove_unfinished(-60) == []
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from draftmill.store import writer
-from draftmill.store.local import LocalStore
+from draftmill.store.local import LocalStore, publishing
 
 WRITE = """
 import os, signal, sys
@@ -32,6 +32,16 @@ def test_the_unfinished_file_of_a_killed_process_is_removed_and_that_of_a_living
     process.kill()
     process.wait()
     assert (store.remove_unfinished(3600), path.exists()) == ([str(path)], False)
+
+
+def test_the_unfinished_file_of_a_finished_job_goes_even_if_its_writer_lives(tmp_path):
+    store = LocalStore(tmp_path)
+    with publishing(store.path("hidden/a-b.safetensors")) as temporary:
+        temporary.write_bytes(b"half")
+        assert store.remove_unfinished(3600, done=["hidden/b", "hidden/a-c"], dry=True) == []
+        assert store.remove_unfinished(3600, done=["hidden/a-b"], dry=True) == [str(temporary)]
+    assert store.remove_unfinished(3600, done=["hidden/a-b"]) == []
+    assert list(store.list()) == ["hidden/a-b.safetensors"]
 
 
 def test_this_process_is_not_dead():
