@@ -1,6 +1,6 @@
 """How long it takes to read the state of a build with 2,000 shards: from a folder and from SeaweedFS, cold and warm.
 
-    python benchmarks/state.py [--shards 2000] [--s3]
+    python benchmarks/state.py [--shards 2000] [--phase generating|training|finished] [--s3]
 
 Cold reads everything; `kept` is a new process with the file that an earlier one kept; warm is the next look of the same
 reader, after one heartbeat has changed. `parts` is what a page computes beside it.
@@ -15,7 +15,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
@@ -29,7 +29,7 @@ from draftmill.state.training import training
 from draftmill.store.base import Store
 from draftmill.store.local import LocalStore
 from draftmill.store.open import open_store
-from tests.state.made_store import MadeStore
+from tests.state.made_store import MadeStore, Phase
 
 
 def timed(name: str, work: Callable[[], Any], repeat: int = 1) -> Any:
@@ -84,12 +84,13 @@ def measure(store: Store, made: MadeStore, kept: Path) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--shards", type=int, default=2000)
+    parser.add_argument("--phase", choices=get_args(Phase), default="generating", help="How far the build is.")
     parser.add_argument("--s3", action="store_true", help="Measure a store on SeaweedFS too.")
     arguments = parser.parse_args()
-    made = MadeStore(shards=arguments.shards, now=time.time())
+    made = MadeStore(shards=arguments.shards, now=time.time(), phase=arguments.phase)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        print(f"{arguments.shards} shards, {len(made.objects)} objects, a folder")
+        print(f"{made.shards} shards, {made.phase}, {len(made.objects)} objects, a folder")
         measure(LocalStore(made.write(folder / "store")), made, folder / "kept.json")
         if arguments.s3:
             _measure_s3(made, folder)
@@ -103,7 +104,7 @@ def _measure_s3(made: MadeStore, folder: Path) -> None:
         os.environ.update(weed.environment)
         store = open_store(weed.url("made"), S3Settings(path_style=True))
         made.upload(store)
-        print(f"{made.shards} shards, {len(made.objects)} objects, SeaweedFS on loopback")
+        print(f"{made.shards} shards, {made.phase}, {len(made.objects)} objects, SeaweedFS on loopback")
         measure(store, made, folder / "kept-s3.json")
 
 

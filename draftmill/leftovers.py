@@ -6,8 +6,6 @@ no job looks at them again; so a build looks when it starts and when it has succ
 
 from __future__ import annotations
 
-from collections.abc import Collection
-
 from draftmill import build_claims, layout
 from draftmill.graph import Graph
 from draftmill.store.base import Store
@@ -16,31 +14,31 @@ _JOURNAL, _CLAIMS = "journal/", "claims/"
 
 
 def at_start(store: Store, graph: Graph, older_than_s: float) -> None:
-    """Remove leftovers that the build's listing shows, and unfinished files and uploads older than that."""
-    folders = _spent(graph, all_done=False)
-    store.remove_unfinished(older_than_s, done=folders)
-    for key in [*graph.spent_states(), *_within(folders, graph.present)]:
+    """Remove what killed builds have left, and states that an interrupted build did not get to remove."""
+    for key in graph.spent_states():
         store.delete(key)
-    build_claims.sweep(store, sorted(graph.present))
+    clear(store, graph, older_than_s)
 
 
-def at_end(store: Store, graph: Graph, run: str, older_than_s: float) -> None:
-    """Remove the leftovers of a build that has succeeded after kills."""
-    folders = _spent(graph, all_done=True)
+def clear(store: Store, graph: Graph, older_than_s: float, run: str | None = None) -> None:
+    """Remove journals of jobs whose outputs are in the store, claims of the dead, and unfinished files and uploads.
+
+    `graph` has seen the store as it is now. Claims of `run`, which is over, go too; unfinished files and uploads if they
+    are older than that or if nobody needs them any more.
+
+    What was asked of Snakemake says nothing: a call for some targets succeeds while other jobs are unfinished.
+    """
+    folders = _spent(graph)
     store.remove_unfinished(older_than_s, done=folders)
-    for key in _within(folders, store.list(_JOURNAL)):
-        store.delete(key)
+    for key in store.list(_JOURNAL):
+        if key.startswith(folders):
+            store.delete(key)
     build_claims.sweep(store, sorted(store.list(_CLAIMS)), run)
 
 
-def _spent(graph: Graph, *, all_done: bool) -> list[str]:
-    """Folders of journals that are not needed any more: of jobs whose outputs are in the store, or of all jobs."""
+def _spent(graph: Graph) -> tuple[str, ...]:
+    """Folders of journals of jobs whose outputs are in the store."""
     fp = graph.specs.fp
     jobs = [("generate", shard, f"{shard}-{fp['generate']}") for shard in graph.shards]
     jobs += [("train", str(window), f"{fp['train']}-{window}") for window in range(len(graph.windows))]
-    return [f"{layout.journal(stage, name)}/" for stage, job, name in jobs if all_done or not graph.wanted(stage, job)]
-
-
-def _within(folders: Collection[str], keys: Collection[str]) -> list[str]:
-    begins = tuple(folders)
-    return [key for key in keys if key.startswith(_JOURNAL) and key.startswith(begins)]
+    return tuple(f"{layout.journal(stage, name)}/" for stage, job, name in jobs if not graph.wanted(stage, job))

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -105,7 +105,8 @@ class Build:
     def finish(self) -> None:
         """Remove what kills have left behind in a build that has succeeded in the end."""
         with suppress(UserError, OSError):  # the next build's start does the same
-            leftovers.at_end(self.store, self.graph, self.run_id, _UNFINISHED_AGE_S)
+            made = replace(self.graph, present=frozenset(list_objects(self.store)))
+            leftovers.clear(self.store, made, _UNFINISHED_AGE_S, self.run_id)
 
 
 def current_index(config: Config, store: Store, *, write: bool) -> Index:

@@ -86,29 +86,38 @@ class Uploader:
             reply = self.client().put_object(Bucket=self.bucket, Key=key, Body=data, **arguments)
             return Stored(len(data), _time_of(reply))
 
-        return self._unless_lost(key, metadata, lambda: self.patience(put))
+        return self._unless_lost(key, metadata, lambda: self.patience(put), condition)
 
     def upload(self, key: str, path: Path, metadata: dict[str, str], *, only_new: bool) -> Stored | None:
         """A file, in parts if it is large. None if the object exists and only a new one was wanted."""
         size = path.stat().st_size
         if size <= self.part_bytes:
             return self.put(key, path.read_bytes(), metadata, **_condition(only_new))
-        sent = self._unless_lost(key, metadata, lambda: self._multipart(key, path, size, metadata, only_new))
+        condition = _condition(only_new)
+        sent = self._unless_lost(
+            key, metadata, lambda: self._multipart(key, path, size, metadata, condition), condition
+        )
         # Some stores let two completions pass that come at the same time; the later one stands.
         return self._ours(key, metadata) if sent and only_new else sent
 
-    def _unless_lost(self, key: str, metadata: dict[str, str], send: Callable[[], Stored]) -> Stored | None:
-        for _ in range(_CONFLICT_TRIES):
+    def _unless_lost(
+        self, key: str, metadata: dict[str, str], send: Callable[[], Stored], condition: dict[str, str]
+    ) -> Stored | None:
+        """What was sent; None if the condition failed. Raises the last error of a conflict that does not end."""
+        attempt = 0
+        while True:
             try:
                 return send()
             except ClientError as error:
+                code = code_of(error)
                 # A request that was repeated may have met itself: the first one arrived and only its reply was lost.
-                met = self._ours(key, metadata) if code_of(error) in _EXISTS | _SWEPT else None
-                if met or code_of(error) in _EXISTS:
+                met = self._ours(key, metadata) if code in _EXISTS | _SWEPT else None
+                if met or code in _EXISTS or _replaced_nothing(error, condition):
                     return met
-                if code_of(error) not in _CONFLICT | _SWEPT:
+                if code not in _CONFLICT | _SWEPT or attempt == _CONFLICT_TRIES - 1:
                     raise
-        return None
+                self.patience.sleep(self.patience.pause(attempt))
+                attempt += 1
 
     def _ours(self, key: str, metadata: dict[str, str]) -> Stored | None:
         """What stands in the store if it is what we have put, which its metadata tell."""
@@ -121,7 +130,9 @@ class Uploader:
         found = {str(name).lower(): str(value) for name, value in reply.get("Metadata", {}).items()}
         return Stored(reply["ContentLength"], reply["LastModified"].timestamp()) if found == metadata else None
 
-    def _multipart(self, key: str, path: Path, size: int, metadata: dict[str, str], only_new: bool) -> Stored:
+    def _multipart(
+        self, key: str, path: Path, size: int, metadata: dict[str, str], condition: dict[str, str]
+    ) -> Stored:
         where = {"Bucket": self.bucket, "Key": key}
         kind = {"ChecksumAlgorithm": "SHA256"} if self.checksums else {}
         begun = self.patience(lambda: self.client().create_multipart_upload(**where, Metadata=metadata, **kind))
@@ -129,9 +140,7 @@ class Uploader:
         try:
             parts = self._parts(where, path, size)
             reply = self.patience(
-                lambda: self.client().complete_multipart_upload(
-                    **where, MultipartUpload={"Parts": parts}, **_condition(only_new)
-                )
+                lambda: self.client().complete_multipart_upload(**where, MultipartUpload={"Parts": parts}, **condition)
             )
             return Stored(size, _time_of(reply))
         except BaseException:
@@ -170,6 +179,11 @@ def _time_of(reply: Any) -> float:
     """The time of a reply by the server's clock, in seconds since 1970; by ours if it does not say."""
     said = reply["ResponseMetadata"]["HTTPHeaders"].get("date")
     return parsedate_to_datetime(said).timestamp() if said else time.time()
+
+
+def _replaced_nothing(error: ClientError, condition: dict[str, str]) -> bool:
+    """Whether an object was to be replaced that is gone: AWS says 404 then, where other stores say 412."""
+    return "IfMatch" in condition and status_of(error) == 404 and code_of(error) != "NoSuchBucket"
 
 
 def _condition(only_new: bool) -> dict[str, str]:

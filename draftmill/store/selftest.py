@@ -69,7 +69,9 @@ def _check_creation(store: Store, key: str) -> None:
 
 
 def _check_match(store: S3Store, key: str, stale: str) -> None:
-    if store.put_matching(key, b"third", f'"{stale}"') or not store.replace(key, b"third", b"new"):
+    wrong = store.put_matching(key, b"third", f'"{stale}"') or not store.replace(key, b"third", b"new")
+    store.delete(key)
+    if wrong or store.put_matching(key, b"fourth", f'"{stale}"'):
         raise UserError(
             f"{store.url} does not honour If-Match, so that two builds could both claim one job: use a store that does."
         )

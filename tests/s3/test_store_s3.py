@@ -5,6 +5,7 @@ import threading
 import time
 
 import pytest
+from botocore.exceptions import ClientError
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -138,6 +139,49 @@ def test_a_repeated_creation_that_meets_itself_is_a_success(s3_store, monkeypatc
     monkeypatch.setattr(client, "put_object", answer_lost)
     assert s3_store.create("one", b"1")
     assert len(calls) == 2
+
+
+def refused(status: int, code: str) -> ClientError:
+    reply = {"Error": {"Code": code}, "ResponseMetadata": {"HTTPStatusCode": status}}
+    return ClientError(reply, "PutObject")
+
+
+@pytest.mark.parametrize("fails", [2, 99])
+def test_a_conflict_ends_in_a_stored_object_or_an_error(s3_store, monkeypatch, tmp_path, fails):
+    monkeypatch.setattr("draftmill.store.patience.time.sleep", lambda seconds: None)
+    put, calls = s3_store.client.put_object, []
+    (tmp_path / "file").write_bytes(b"1")
+
+    def conflict(**arguments):
+        calls.append(arguments["Key"])
+        if len(calls) <= fails:
+            raise refused(409, "ConditionalRequestConflict")
+        return put(**arguments)
+
+    monkeypatch.setattr(s3_store.client, "put_object", conflict)
+    for send in (lambda: s3_store.put("one", b"1"), lambda: s3_store.publish("one", tmp_path / "file")):
+        calls.clear()
+        if fails == 2:
+            send()
+            assert s3_store.get("one") == b"1"
+            continue
+        with pytest.raises(UserError, match="409 ConditionalRequestConflict"):
+            send()
+        assert len(calls) == 5
+
+
+def test_nothing_is_replaced_where_a_store_says_404_instead_of_412(s3_store, monkeypatch):
+    s3_store.put("one", b"1")
+    put = s3_store.client.put_object
+
+    def as_aws(**arguments):
+        if "IfMatch" in arguments:
+            s3_store.delete("one")
+            raise refused(404, "NoSuchKey")
+        return put(**arguments)
+
+    monkeypatch.setattr(s3_store.client, "put_object", as_aws)
+    assert not s3_store.replace("one", b"2", b"1")
 
 
 def test_old_unfinished_uploads_are_aborted_and_young_ones_left(s3_store):

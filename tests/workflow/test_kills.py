@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import time
@@ -84,3 +85,24 @@ def test_killed_in_generate_extract_and_train(built: Project, tmp_path: Path) ->
     different = [key for key, data in project.objects().items() if data != built.objects()[key]]
     assert different == []
     assert project.plan() == {}
+
+
+def test_a_call_for_some_targets_leaves_the_unfinished_work_of_other_jobs(built: Project, tmp_path: Path) -> None:
+    shutil.copytree(built.folder, tmp_path / "some", symlinks=True)
+    project = Project(tmp_path / "some")
+    store = LocalStore(project.folder / "build")
+    train = next(key.split("/")[1] for key in store.list("drafter/"))
+    for key in store.list("drafter/"):
+        store.delete(key)
+    generated = next(iter(store.list("completions/"))).removeprefix("completions/").split(".")[0]
+    audit = next(key for key in store.list("audits/") if key.endswith(".html") and generated[:12] in key)
+    store.delete(audit)
+    kept = f"journal/train/{train}-0/trainer.safetensors"
+    gone = [f"journal/generate/{generated}/00000000-ab.jsonl", "claims/generate/broken.json"]
+    for key in (kept, *gone):
+        store.put(key, b"?")
+
+    result = project.run("--", str(store.path(audit).relative_to(project.folder)))
+    assert result.returncode == 0, (result.stdout + result.stderr)[-3000:]
+    assert store.info(audit) is not None
+    assert [key for key in store.list() if key.startswith(("journal/", "claims/"))] == [kept]
