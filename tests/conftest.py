@@ -1,7 +1,33 @@
 """What holds for every room's tests."""
 
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
 from hypothesis import settings
+
+from tests.tiny import Project
 
 # How long an example takes depends on the machine, and no test judges that.
 settings.register_profile("draftmill", deadline=None)
 settings.load_profile("draftmill")
+
+
+@pytest.fixture(scope="session")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Project:
+    """A project that was built once, undisturbed, in a folder: for tests that leave its objects alone."""
+    project = Project(tmp_path_factory.mktemp("built"))
+    project.build()
+    return project
+
+
+@pytest.fixture
+def copy_of_built(built: Project, tmp_path: Path) -> Callable[[], Project]:
+    """Makes a copy of the built project, with its store, to be changed at will."""
+
+    def copy() -> Project:
+        shutil.copytree(built.folder, tmp_path / "copy", symlinks=True)
+        return Project(tmp_path / "copy")
+
+    return copy

@@ -9,7 +9,6 @@ from draftmill.integrity.verify import Options, verify
 from draftmill.store.local import LocalStore
 from tests.integrity.damage import flip
 from tests.integrity.stores import read_records
-from tests.tiny import Project
 
 pytestmark = pytest.mark.slow
 
@@ -19,9 +18,8 @@ def objects(store: LocalStore) -> dict[str, bytes]:
     return {key: store.get(key) for key in keys}
 
 
-def test_a_build_is_recorded_sound_and_repaired_by_what_was_damaged_alone(tmp_path):
-    project = Project(tmp_path / "project")
-    project.build()
+def test_a_build_is_recorded_sound_and_repaired_by_what_was_damaged_alone(copy_of_built):
+    project = copy_of_built()
     store = LocalStore(project.folder / "build")
     verdict = verify(Reader(store), Options(deep=True))
     assert verdict.findings == []

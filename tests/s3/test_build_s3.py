@@ -23,7 +23,7 @@ def door(weed):
 
 
 @pytest.fixture(scope="module")
-def built(weed: Weed, door: Door, tmp_path_factory: pytest.TempPathFactory) -> S3Project:
+def built_on_s3(weed: Weed, door: Door, tmp_path_factory: pytest.TempPathFactory) -> S3Project:
     """A project that was built once on S3."""
     project = S3Project(tmp_path_factory.mktemp("built"), weed, "built", endpoint=door.endpoint)
     project.build()
@@ -32,8 +32,8 @@ def built(weed: Weed, door: Door, tmp_path_factory: pytest.TempPathFactory) -> S
 
 
 @pytest.fixture
-def project(built: S3Project, s3_environment: Weed) -> S3Project:
-    return built
+def project(built_on_s3: S3Project, s3_environment: Weed) -> S3Project:
+    return built_on_s3
 
 
 def elsewhere(project: S3Project, folder: Path) -> S3Project:
@@ -47,10 +47,8 @@ def elsewhere(project: S3Project, folder: Path) -> S3Project:
     return other
 
 
-def test_the_store_is_that_of_a_local_build_object_by_object(project: S3Project, tmp_path: Path) -> None:
-    local = Project(tmp_path / "local")
-    local.build()
-    expected = {key: data for key, data in local.objects().items() if not key.startswith(BESIDE)}
+def test_the_store_is_that_of_a_local_build_object_by_object(project: S3Project, built: Project) -> None:
+    expected = {key: data for key, data in built.objects().items() if not key.startswith(BESIDE)}
     found = project.objects()
     assert found.keys() == expected.keys()
     assert [key for key, data in expected.items() if found[key] != data] == []
@@ -112,7 +110,7 @@ def test_jobs_do_not_list_the_store(project: S3Project, door: Door, tmp_path: Pa
 def test_hidden_states_go_from_s3_when_their_window_is_trained_on(
     weed: Weed, s3_environment: Weed, tmp_path: Path
 ) -> None:
-    project = S3Project(tmp_path / "windows", weed, "windows", prompts=50)
+    project = S3Project(tmp_path / "windows", weed, "windows", prompts=28)
     project.configure(hidden=WINDOWS)
     project.build()
     index = json.loads(project.store.get("prompts/index.json"))

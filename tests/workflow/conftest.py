@@ -6,14 +6,6 @@ import pytest
 from tests.tiny import Project
 
 
-@pytest.fixture(scope="session")
-def built(tmp_path_factory: pytest.TempPathFactory) -> Project:
-    """A project that was built once, undisturbed."""
-    project = Project(tmp_path_factory.mktemp("built"))
-    project.build()
-    return project
-
-
 @pytest.fixture
 def project(built: Project) -> Iterator[Project]:
     """The built project; whatever a test changes in configuration and prompts is undone."""

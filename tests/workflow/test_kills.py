@@ -2,7 +2,6 @@
 
 import json
 import os
-import shutil
 import signal
 import subprocess
 import time
@@ -87,9 +86,8 @@ def test_killed_in_generate_extract_and_train(built: Project, tmp_path: Path) ->
     assert project.plan() == {}
 
 
-def test_a_call_for_some_targets_leaves_the_unfinished_work_of_other_jobs(built: Project, tmp_path: Path) -> None:
-    shutil.copytree(built.folder, tmp_path / "some", symlinks=True)
-    project = Project(tmp_path / "some")
+def test_a_call_for_some_targets_leaves_the_unfinished_work_of_other_jobs(copy_of_built: Callable[[], Project]) -> None:
+    project = copy_of_built()
     store = LocalStore(project.folder / "build")
     train = next(key.split("/")[1] for key in store.list("drafter/"))
     for key in store.list("drafter/"):

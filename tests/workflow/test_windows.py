@@ -13,7 +13,7 @@ WINDOWS = {"taps": [0, 2], "policy": "window", "window_shards": 1, "window_lead"
 
 
 def test_states_go_when_their_window_is_trained_on(tmp_path: Path) -> None:
-    project = Project(tmp_path / "windows", prompts=50)
+    project = Project(tmp_path / "windows", prompts=28)
     project.configure(hidden=WINDOWS)
     project.build()
 
