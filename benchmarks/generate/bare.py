@@ -1,6 +1,6 @@
-"""The least that asks a server for rows: one asyncio client that keeps so many in flight and counts tokens.
+"""The least that asks servers for rows: one asyncio client that keeps so many in flight at each and counts tokens.
 
-Usage: python benchmarks/generate/bare.py URL BODIES.jsonl IN_FLIGHT
+Usage: python benchmarks/generate/bare.py URL[,URL...] BODIES.jsonl IN_FLIGHT
 
 BODIES.jsonl holds the JSON of one `/generate` request a line. Prints one JSON object: rows, failures, output tokens,
 seconds from the first request to the last answer, tokens a second. Nothing of draftmill is used: this is what the build
@@ -9,6 +9,7 @@ is held against. Bodies are encoded before the clock starts.
 
 import asyncio
 import json
+import resource
 import sys
 import time
 from pathlib import Path
@@ -17,14 +18,14 @@ from typing import Any
 import aiohttp
 
 
-async def run(url: str, bodies: list[bytes], in_flight: int) -> dict[str, Any]:
+async def run(urls: list[str], bodies: list[bytes], in_flight: int) -> dict[str, Any]:
     left, tokens, failures = iter(bodies), 0, 0
     headers = {"Content-Type": "application/json"}
     connector, no_limit = aiohttp.TCPConnector(limit=0), aiohttp.ClientTimeout(total=None)
 
     async with aiohttp.ClientSession(connector=connector, timeout=no_limit) as session:
 
-        async def work() -> None:
+        async def work(url: str) -> None:
             nonlocal tokens, failures
             for body in left:
                 try:
@@ -36,8 +37,9 @@ async def run(url: str, bodies: list[bytes], in_flight: int) -> dict[str, Any]:
 
         began = time.monotonic()
         async with asyncio.TaskGroup() as group:
-            for _ in range(in_flight):
-                group.create_task(work())
+            for url in urls:
+                for _ in range(in_flight):
+                    group.create_task(work(url))
         seconds = time.monotonic() - began
     return {
         "rows": len(bodies),
@@ -49,5 +51,7 @@ async def run(url: str, bodies: list[bytes], in_flight: int) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
+    _, files = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (files, files))
     lines = Path(sys.argv[2]).read_bytes().splitlines()
-    print(json.dumps(asyncio.run(run(sys.argv[1], lines, int(sys.argv[3])))))
+    print(json.dumps(asyncio.run(run(sys.argv[1].split(","), lines, int(sys.argv[3])))))

@@ -41,10 +41,12 @@ class Host:
 
 
 class GpuProject:
-    """A folder with prompts and a configuration, built by the repository's own Snakefile on one GPU."""
+    """A folder with prompts and a configuration, built by the repository's own Snakefile on so many GPUs."""
 
-    def __init__(self, folder: Path, host: Host, model: str, prompts: Sequence[str], *, context: int = 2048) -> None:
-        self.folder, self.host, self.model, self.context = folder, host, model, context
+    def __init__(
+        self, folder: Path, host: Host, model: str, prompts: Sequence[str], *, context: int = 2048, gpus: int = 1
+    ) -> None:
+        self.folder, self.host, self.model, self.context, self.gpus = folder, host, model, context, gpus
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "prompts.jsonl").write_text("".join(json.dumps({"prompt": text}) + "\n" for text in prompts))
 
@@ -133,7 +135,7 @@ class GpuProject:
     def command(self, targets: Sequence[str]) -> list[str]:
         words = [sys.executable, "-m", "snakemake", "--snakefile", str(ROOT / "Snakefile")]
         words += ["--directory", str(self.folder), "--configfile", str(self.config_path)]
-        words += ["--resources", "gpu=1", "--cores", "8"]
+        words += ["--resources", f"gpu={self.gpus}", "--cores", str(8 * self.gpus)]
         return [*words, *targets]
 
     def start(self, targets: Sequence[str], log: Path, marked: bool = False) -> subprocess.Popen[bytes]:
@@ -243,12 +245,12 @@ class GpuProject:
                     bodies.append(json.dumps(body).encode())
             return bodies
 
-    def server_url(self) -> str:
-        """The address of the living server of this project's leases. Raises RuntimeError when there is none."""
+    def server_urls(self) -> list[str]:
+        """The addresses of the living servers of this project's leases. Raises RuntimeError unless each GPU has one."""
         from draftmill.engines import server_record
         from draftmill.gpu import lease
 
         found = list(server_record.records(server_record.folder(lease.lock_dir(self.host.gate["lock_dir"]))))
-        if not found:
-            raise RuntimeError(f"no server is there\n{self.logs()}")
-        return found[-1].url
+        if len(found) != self.gpus:
+            raise RuntimeError(f"{len(found)} servers are there for {self.gpus} GPUs\n{self.logs()}")
+        return [record.url for record in found]

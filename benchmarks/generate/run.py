@@ -1,10 +1,11 @@
-"""A shard build through Snakemake against the best bare client, on one managed SGLang server with the same prompts.
+"""A shard build through Snakemake against the best bare client, on the same managed SGLang servers and prompts.
 
 Usage: python benchmarks/generate/run.py OUT --model DIR --prompts FILE.json [--help]
 
-Needs a GPU and SGLang. The pilot shard is built first (it evicts its server, which is timed), then the server is started
-again and left up, then all other shards (four at least) are generated through the real Snakefile, and at last the bare client
-asks the same server for the same rows. Server start is in neither rate and is shown apart. Both clocks begin with the first
+Needs a GPU and SGLang; `--gpus` takes several, with a server each. The pilot shard is built first, and is no part of what is
+measured: nothing may run beside it, and it evicts its server, which is timed. Then the servers are started again and left up,
+then all other shards (four at least) are generated through the real Snakefile, and at last the bare client asks the same
+servers for the same rows. Server start is in neither rate and is shown apart. Both clocks begin with the first
 rows at the server; the build's ends with its last published shard, so that gaps between jobs, tails and publishing count.
 A second rate of the build begins with its first job. Prints both rates and their ratio, which must be at least 0.95; exits
 with 1 when it is not.
@@ -20,6 +21,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -45,16 +47,36 @@ def pilot(project: GpuProject, out: Path) -> dict[str, Any]:
     }
 
 
-def warm(project: GpuProject, limit_s: float) -> str:
-    """Start the server, or find it, and leave it up; returns what was said."""
-    few = ("--prompts", "64", "--in-flight", "8")
-    return project.cli("bench", "generate", "--configfile", "config.yaml", *few, "--keep", timeout=limit_s, marked=True)
+def pilot_rows(project: GpuProject, out: Path) -> dict[str, Any]:
+    """Generate the pilot shard alone, where its record is only pretended."""
+    graph = project.graph()
+    seconds = project.build([f"build/{graph.completions(graph.pilot_shard)}"], out / "pilot.log", marked=True)
+    return {"seconds": round(seconds, 1)}
+
+
+def warm(project: GpuProject, limit_s: float) -> list[str]:
+    """Start a server on each GPU, or find it, and leave it up; returns what was said."""
+    few = ("--prompts", "64", "--in-flight", "8", "--keep")
+
+    def one(_: int) -> str:
+        return project.cli("bench", "generate", "--configfile", "config.yaml", *few, timeout=limit_s, marked=True)
+
+    # At once, so that each takes a GPU of its own.
+    with ThreadPoolExecutor(project.gpus) as pool:
+        said = list(pool.map(one, range(project.gpus)))
+    project.server_urls()
+    return said
 
 
 def build(project: GpuProject, out: Path, samples: int, at_least: int = 4) -> dict[str, Any]:
-    """Generate all shards but the pilot through Snakemake; the rate over them all. Raises RuntimeError for too few."""
+    """Generate all shards but the pilot, which must be there, through Snakemake; the rate over them all.
+
+    Raises RuntimeError for too few shards, or when the pilot is among them.
+    """
     graph = project.graph()
     shards = [name for name in graph.shards if graph.wanted("generate", name)]
+    if graph.pilot_shard in shards:
+        raise RuntimeError("the pilot shard is not generated yet, and nothing may run beside it")
     if len(shards) < at_least:
         raise RuntimeError(f"only {len(shards)} shards are left to generate: make shard_rows smaller")
     logs = [project.folder / f"logs/generate/{name}.log" for name in shards]
@@ -90,15 +112,13 @@ def build(project: GpuProject, out: Path, samples: int, at_least: int = 4) -> di
 class First:
     """Watches a build begin: `job` is when its first log was there, `row` when the server had its first rows.
 
-    Both in seconds since 1970, 0 if not seen. A server's first rows are the first line of its log that tells of a prefill of
+    Both in seconds since 1970, 0 if not seen. The first rows are the first line of any server's log that tells of a prefill of
     several at once; a job's look at the server is of one.
     """
 
     def __init__(self, project: GpuProject, jobs: Sequence[Path]) -> None:
         self._jobs, self._over, self.job, self.row = jobs, threading.Event(), 0.0, 0.0
-        servers = sorted((project.folder / "logs/servers").glob("*.log"), key=lambda path: path.stat().st_mtime)
-        self._server = servers[-1] if servers else None
-        self._read = self._server.stat().st_size if self._server else 0
+        self._read = {path: path.stat().st_size for path in server_logs(project)}
         self._thread = threading.Thread(target=self._watch, daemon=True)
 
     def __enter__(self) -> First:
@@ -113,16 +133,15 @@ class First:
         while not self._over.wait(0.02) and not (self.job and self.row):
             if not self.job and any(path.exists() for path in self._jobs):
                 self.job = time.time()
-            if not self.row and self._server is not None and self._several():
+            if not self.row and any(self._several(path) for path in self._read):
                 self.row = time.time()
 
-    def _several(self) -> bool:
-        assert self._server is not None
-        with self._server.open("rb") as log:
-            log.seek(self._read)
+    def _several(self, path: Path) -> bool:
+        with path.open("rb") as log:
+            log.seek(self._read[path])
             text = log.read()
         whole = text[: text.rfind(b"\n") + 1]
-        self._read += len(whole)
+        self._read[path] += len(whole)
         return any(int(count) > 1 for count in re.findall(rb"#new-seq: (\d+)", whole))
 
 
@@ -144,12 +163,12 @@ def told(project: GpuProject, words: str) -> list[str]:
 
 
 def bare(project: GpuProject, out: Path, shards: list[str], in_flight: int, limit_s: float) -> dict[str, Any]:
-    """The bare client on the same server with the same rows."""
+    """The bare client on the same servers with the same rows."""
     bodies = out / "bodies.jsonl"
     bodies.write_bytes(b"\n".join(project.requests(shards)))
     try:
         done = subprocess.run(
-            [sys.executable, str(BARE), project.server_url(), str(bodies), str(in_flight)],
+            [sys.executable, str(BARE), ",".join(project.server_urls()), str(bodies), str(in_flight)],
             capture_output=True,
             text=True,
             timeout=limit_s,
@@ -175,10 +194,15 @@ def compare(built: dict[str, Any], alone: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def whole(project: GpuProject, out: Path, samples: int, in_flight: int, step: Callable[..., Any]) -> dict[str, Any]:
-    """All steps in order through `step(name, work, limit_s)`."""
-    step("pilot", lambda: pilot(project, out), 240)
+def whole(
+    project: GpuProject, out: Path, samples: int, in_flight: int, step: Callable[..., Any], pretended: bool
+) -> dict[str, Any]:
+    """All steps in order through `step(name, work, limit_s)`; `pretended`: the pilot's record is there and its rows are not."""
+    if not pretended:
+        step("pilot", lambda: pilot(project, out), 330)
     step("server_start", lambda: warm(project, 200), 210)
+    if pretended:
+        step("pilot_rows", lambda: pilot_rows(project, out), 240)
     built = step("build", lambda: build(project, out, samples), 330)
     alone = step("bare", lambda: bare(project, out, built["shards"], in_flight, 240), 260)
     found: dict[str, Any] = step("ratio", lambda: compare(built, alone), 5)

@@ -35,7 +35,7 @@ _TARGET: dict[str, Any] = {
 
 def make(folder: Path, shards: int) -> Graph:
     """A project with exactly so many shards whose prompts are published and of which nothing else is made yet."""
-    folder.mkdir(parents=True, exist_ok=True)
+    _write_target(folder)
     lines = (json.dumps({"prompt": f"Tell me about number {n}."}) + "\n" for n in range(4 * shards + 200))
     (folder / "prompts.jsonl").write_text("".join(lines))
     with chdir(folder):
@@ -47,8 +47,7 @@ def make(folder: Path, shards: int) -> Graph:
 
 def publish(folder: Path, prompts: Mapping[str, Any]) -> Graph:
     """A project with these settings of its prompts, whose prompt shards stand in its store."""
-    (folder / "target").mkdir(parents=True, exist_ok=True)
-    (folder / "target/config.json").write_text(json.dumps(_TARGET))
+    _write_target(folder)
     with chdir(folder), _unsynced():
         values = _values(prompts)
         Path("config.yaml").write_text(yaml.safe_dump(values))
@@ -56,6 +55,11 @@ def publish(folder: Path, prompts: Mapping[str, Any]) -> Graph:
         store = LocalStore(Path(config.store))
         current_index(config, store, write=True)
         return graph_of(config, store)
+
+
+def _write_target(folder: Path) -> None:
+    (folder / "target").mkdir(parents=True, exist_ok=True)
+    (folder / "target/config.json").write_text(json.dumps(_TARGET))
 
 
 def _values(prompts: Mapping[str, Any]) -> dict[str, Any]:
