@@ -1,5 +1,6 @@
 # One-line adapters between rules and the package.
 
+import json
 import shlex
 import sys
 
@@ -48,6 +49,14 @@ sentinel_command = (
             "sentinel",
             "--policy",
             build.config.gate.model_dump_json(),
+            "--tell",
+            json.dumps(
+                {
+                    "store": build.config.store,
+                    "s3": build.config.s3.model_dump(),
+                    "fp": fp,
+                }
+            ),
         ]
     )
     .replace("{", "{{")

@@ -48,6 +48,12 @@ def test_every_number_of_the_inputs_is_said(make_run: Make) -> None:
     assert [text for text in expected if text not in page.text] == []
 
 
+def test_the_pages_that_show_rows_and_shards_are_named(make_run: Make) -> None:
+    text = Page(make_run().build()).text
+    assert "draftmill dashboard" in text
+    assert "draftmill report --out build.html" in text
+
+
 def test_data_is_summed_over_shards_and_the_spike_is_named(make_run: Make) -> None:
     run = make_run(shards=3)
     page = Page(run.build())
