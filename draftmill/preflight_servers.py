@@ -7,13 +7,13 @@ kernel kills one of four when the host's memory is gone.
 from __future__ import annotations
 
 import os
-import resource
 import shutil
 import subprocess
 import sys
 from dataclasses import dataclass
 
 from draftmill.config import Config
+from draftmill.engines.open_files import check_files, files_needed
 from draftmill.engines.server_record import bindable, candidate_ports
 from draftmill.errors import UserError
 from draftmill.memory import available_memory, memory_limit
@@ -23,12 +23,11 @@ _MIB, _GIB = 2**20, 2**30
 _SERVER_BYTES, _RANK_BYTES = 8 * _GIB, 4 * _GIB
 # One small file a start, and NCCL's buffers where several GPUs serve together.
 _SHM_BYTES, _NCCL_BYTES = 8 * _MIB, 128 * _MIB
-_FILES_BESIDE = 256
 
 
 @dataclass(frozen=True, slots=True)
 class ServerNeeds:
-    """What all servers of a build take of the host at the same time: their number, bytes, ports, open files."""
+    """What a build takes of the host at the same time: its own servers, their bytes and ports, open files of who asks."""
 
     servers: int
     memory: int
@@ -37,29 +36,31 @@ class ServerNeeds:
 
 
 def server_needs(config: Config, gpus: int) -> ServerNeeds:
-    """The needs of a build that may use `gpus` GPUs; nothing when it starts no server of its own."""
+    """The needs of a build that may use `gpus` GPUs; only open files when somebody else runs its servers."""
     sglang = config.generate.sglang
-    if config.generate.engine != "sglang" or sglang.urls or config.device == "cpu":
+    if config.generate.engine != "sglang" or (config.device == "cpu" and not sglang.urls):
         return ServerNeeds(0, 0, 0, 0)
+    if sglang.urls:
+        return ServerNeeds(0, 0, 0, files_needed(len(sglang.urls), sglang.in_flight))
     servers, each = max(gpus // sglang.server.gpus, 1), sglang.server.gpus
     return ServerNeeds(
         servers=servers,
         memory=servers * (_SERVER_BYTES + (each - 1) * _RANK_BYTES),
         shared_memory=servers * (_SHM_BYTES + (each * _NCCL_BYTES if each > 1 else 0)),
-        files=sglang.in_flight + _FILES_BESIDE,
+        files=files_needed(servers, sglang.in_flight),
     )
 
 
 def check_host(config: Config, gpus: int) -> None:
     """Raise UserError for the first thing this host lacks: SGLang, memory, /dev/shm, ports, open files."""
     need = server_needs(config, gpus)
+    check_files(need.files)
     if not need.servers:
         return
     _check_installed(config)
     _check_memory(need)
     _check_shared_memory(need)
     _check_ports(config, need)
-    _check_files(need)
 
 
 def _check_installed(config: Config) -> None:
@@ -115,13 +116,4 @@ def _check_ports(config: Config, need: ServerNeeds) -> None:
         raise UserError(
             f"generate.sglang.server.first_port: only {free} of the ports from {first} on are free and {need.servers} "
             "servers need one each: choose another range."
-        )
-
-
-def _check_files(need: ServerNeeds) -> None:
-    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
-    if hard != resource.RLIM_INFINITY and hard < need.files:
-        raise UserError(
-            f"generate.sglang.in_flight: {need.files} open files are needed and the limit is {hard}: raise it "
-            "(ulimit -Hn) or lower in_flight."
         )

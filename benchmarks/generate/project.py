@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -165,22 +166,24 @@ class GpuProject:
         found = sorted((self.folder / "logs").rglob("*.log"), key=lambda path: path.stat().st_mtime)
         return "\n".join(f"--- {path.name}\n{path.read_text(errors='replace')[-800:]}" for path in found[-8:])
 
-    def cli(self, *arguments: str, timeout: float, marked: bool = False) -> str:
-        """Run the `draftmill` command; returns what it printed. Raises RuntimeError when it fails."""
-        done = subprocess.run(
-            [sys.executable, "-m", "draftmill", *arguments],
-            cwd=self.folder,
-            env=self.environment(marked),
-            capture_output=True,
-            text=True,
-            timeout=timeout,
-            check=False,
-        )
-        if done.returncode:
-            raise RuntimeError(
-                f"draftmill {arguments[0]} ended with {done.returncode}: {(done.stdout + done.stderr)[-3000:]}"
-            )
-        return done.stdout
+    def cli(self, *arguments: str, timeout: float, marked: bool = False, times: int = 1) -> list[str]:
+        """Run the `draftmill` command so many times at once; returns what each printed. Raises RuntimeError if one fails."""
+        words = [sys.executable, "-m", "draftmill", *arguments]
+        how: dict[str, Any] = {"cwd": self.folder, "env": self.environment(marked), "text": True}
+        end = time.monotonic() + timeout
+        started = [
+            subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, **how) for _ in range(times)
+        ]
+        try:
+            said = [one.communicate(timeout=max(end - time.monotonic(), 0.1))[0] for one in started]
+        finally:
+            for one in started:
+                one.kill()
+                one.wait()
+        for one, words_said in zip(started, said, strict=True):
+            if one.returncode:
+                raise RuntimeError(f"draftmill {arguments[0]} ended with {one.returncode}: {words_said[-3000:]}")
+        return said
 
     # What came out ----------------------------------------------------------------------------------------------------
 
@@ -190,6 +193,15 @@ class GpuProject:
 
         columns = ["prompt_id", "sample", "output_ids", "finish_reason"]
         return [row for key in keys for row in pq.read_table(self.folder / "build" / key, columns=columns).to_pylist()]
+
+    def forget(self, shards: Sequence[str]) -> None:
+        """Remove what was generated of shards, finished or not."""
+        graph, store = self.graph(), self.folder / "build"
+        fingerprint = graph.specs.fp["generate"]
+        for shard in shards:
+            (store / graph.completions(shard)).unlink(missing_ok=True)
+            (store / graph.rejected(shard)).unlink(missing_ok=True)
+            shutil.rmtree(store / f"journal/generate/{shard}-{fingerprint}", ignore_errors=True)
 
     def journalled(self, graph: Any, shards: Sequence[str]) -> int:
         """Output tokens that are in the journals of unfinished shards already."""

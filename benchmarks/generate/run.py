@@ -21,7 +21,6 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -56,14 +55,9 @@ def pilot_rows(project: GpuProject, out: Path) -> dict[str, Any]:
 
 def warm(project: GpuProject, limit_s: float) -> list[str]:
     """Start a server on each GPU, or find it, and leave it up; returns what was said."""
-    few = ("--prompts", "64", "--in-flight", "8", "--keep")
-
-    def one(_: int) -> str:
-        return project.cli("bench", "generate", "--configfile", "config.yaml", *few, timeout=limit_s, marked=True)
-
+    few = ("bench", "generate", "--configfile", "config.yaml", "--prompts", "64", "--in-flight", "8", "--keep")
     # At once, so that each takes a GPU of its own.
-    with ThreadPoolExecutor(project.gpus) as pool:
-        said = list(pool.map(one, range(project.gpus)))
+    said = project.cli(*few, timeout=limit_s, marked=True, times=project.gpus)
     project.server_urls()
     return said
 
@@ -71,14 +65,18 @@ def warm(project: GpuProject, limit_s: float) -> list[str]:
 def build(project: GpuProject, out: Path, samples: int, at_least: int = 4) -> dict[str, Any]:
     """Generate all shards but the pilot, which must be there, through Snakemake; the rate over them all.
 
-    Raises RuntimeError for too few shards, or when the pilot is among them.
+    One that was broken off is begun anew. Raises RuntimeError for too few shards, or when the pilot is among them.
     """
+    begun = project.folder / "measured.json"
+    if begun.exists():
+        project.forget(json.loads(begun.read_text()))
     graph = project.graph()
     shards = [name for name in graph.shards if graph.wanted("generate", name)]
     if graph.pilot_shard in shards:
         raise RuntimeError("the pilot shard is not generated yet, and nothing may run beside it")
     if len(shards) < at_least:
         raise RuntimeError(f"only {len(shards)} shards are left to generate: make shard_rows smaller")
+    begun.write_text(json.dumps(shards))
     logs = [project.folder / f"logs/generate/{name}.log" for name in shards]
     targets = [f"build/{graph.completions(name)}" for name in shards]
     # Rows that an earlier build had begun ahead are not this one's work.
@@ -88,6 +86,7 @@ def build(project: GpuProject, out: Path, samples: int, at_least: int = 4) -> di
             wall = project.build(targets, out / "build.log", marked=True)
         finally:
             keep_logs(project, out)
+    begun.unlink()
     ended = max((project.folder / "build" / graph.completions(name)).stat().st_mtime for name in shards)
     published = sum(len(row["output_ids"]) for row in project.rows([graph.completions(name) for name in shards]))
     tokens = published - before

@@ -42,7 +42,7 @@ _TAIL_LINES, _TAIL_BYTES = 12, 16384
 class ManagedServer:
     """A server of ours at one epoch (sglang_api.ServerHandle). It can be made again from `reference()`.
 
-    `kv_tokens` is what its KV cache holds.
+    `kv_tokens` is what its KV cache holds, `running` how many rows it runs at once (0 if it does not say).
     """
 
     token: str
@@ -56,6 +56,7 @@ class ManagedServer:
     stop_s: float
     max_restarts: int
     kv_tokens: int = 0
+    running: int = 0
 
     @property
     def state(self) -> str:
@@ -70,7 +71,10 @@ class ManagedServer:
     def alive(self) -> bool:
         """Whether the server's process of this epoch lives."""
         record = self._record()
-        if record is None or record.epoch != self.epoch or record.server is None:
+        if record is None:
+            # One that is there and cannot be read says nothing: this process may be out of open files.
+            return server_record.path(Path(self.place), self.token).exists()
+        if record.epoch != self.epoch or record.server is None:
             return False
         return record.state == "running" and processes.alive(record.server)
 
@@ -161,6 +165,8 @@ def open_server(
         leave(config.gate, token)
         raise
     notify(f"server on {ready.uuid}: ready after {time.monotonic() - began:.0f} s, KV cache {ready.kv_tokens} tokens")
+    if words := server_checks.crowded(config.generate.sglang.in_flight, ready.running):
+        notify(words)
     return ready
 
 
@@ -257,9 +263,13 @@ def _wait(known: ManagedServer, after: int) -> ManagedServer:
         if fresh and record.state == "dead":
             raise _failed(known, record, record.why)
         if fresh:
-            now = replace(known, url=record.url, epoch=record.epoch)
+            # One that was proven before may be full of rows, and a prompt would wait behind them: the lane's canaries
+            # judge it.
+            first = server_record.proven(Path(known.place), known.token) != record.epoch
             try:
-                return replace(now, kv_tokens=server_checks.prove(now.url, known.expected))
+                room = server_checks.prove(record.url, known.expected, first=first)
+                server_record.note_proven(Path(known.place), known.token, record.epoch)
+                return replace(known, url=record.url, epoch=record.epoch, **asdict(room))
             except NotYet as reason:
                 last = str(reason)
             except UserError as refused:

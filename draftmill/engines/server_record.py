@@ -2,7 +2,8 @@
 
 The lease says who serves what; where it is reached stands in a file named by the lease's token, in a folder that only
 this user can write to, so that no job ever guesses a port. A job asks for a restart by a file too, naming the epoch that
-it saw, so that two jobs which notice the same fault cause one restart. No sockets, no threads: either side may be
+it saw, so that two jobs which notice the same fault cause one restart. A third file says which epoch has answered a first
+prompt, so that nobody asks a server for one that is full of rows. No sockets, no threads: either side may be
 killed at any moment and the other reads whole files.
 """
 
@@ -31,7 +32,7 @@ ServerState = Literal["running", "dead", "leaving"]
 
 @dataclass(frozen=True)
 class Plan:
-    """What a keeper is to keep. `command` holds {port}; `slots` are the locks whose holders use the server.
+    """What a keeper is to keep. `command` holds {port}; `pass_fds` are the lease's open files, which it passes on.
 
     `idle_s`: seconds without use after which it ends; `stop_s`: seconds between SIGTERM and SIGKILL of the server.
     """
@@ -131,7 +132,7 @@ def write(place: Path, record: ServerRecord) -> None:
 
 def remove(place: Path, token: str) -> None:
     """Forget the server."""
-    for file in (path(place, token), _request(place, token)):
+    for file in (path(place, token), _request(place, token), _proof(place, token)):
         with contextlib.suppress(FileNotFoundError):
             file.unlink()
 
@@ -174,8 +175,26 @@ def take_request(place: Path, token: str) -> tuple[int, str] | None:
     return found
 
 
+def note_proven(place: Path, token: str, epoch: int) -> None:
+    """Note that the server has answered a first prompt in this epoch."""
+    with contextlib.suppress(OSError):  # it is asked once more then
+        _publish(_proof(place, token), epoch)
+
+
+def proven(place: Path, token: str) -> int | None:
+    """The last epoch in which the server is known to have answered a first prompt, or None."""
+    try:
+        return int(json.loads(_proof(place, token).read_text()))
+    except (OSError, ValueError, TypeError):
+        return None
+
+
 def _request(place: Path, token: str) -> Path:
     return place / f"{token}.restart.json"
+
+
+def _proof(place: Path, token: str) -> Path:
+    return place / f"{token}.proven.json"
 
 
 def _publish(file: Path, value: Any) -> None:

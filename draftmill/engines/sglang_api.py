@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 from draftmill.engines.base import Failure, Key, Request, Result
@@ -34,7 +34,7 @@ class ServerHandle(Protocol):
     """One SGLang server as the client sees it, at one epoch; the handle of a restarted server is a new object.
 
     `url`: base address without a slash at the end. `uuid`: identity of the server, the same at every epoch. `epoch`:
-    rises at each restart; rows carry it. `state`: one word for people (starting, ready, stopped and the like).
+    rises at each restart; rows carry it.
     """
 
     @property
@@ -50,11 +50,6 @@ class ServerHandle(Protocol):
     @property
     def epoch(self) -> int:
         """How often the server was restarted."""
-        ...
-
-    @property
-    def state(self) -> str:
-        """One word for people."""
         ...
 
     def alive(self) -> bool:
@@ -92,7 +87,6 @@ class FixedServer:
 
     url: str
     epoch: int = 0
-    state: str = "ready"
     host_bytes: int = 0
     began: float = 0.0
 
@@ -214,14 +208,12 @@ def _value(line: str) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """What a server says of itself: model folder or id, revision, longest row in tokens, requests at a time, version."""
+    """What a server says of itself: model folder or id, revision, longest row in tokens, requests at a time."""
 
     model: str
     revision: str | None
     context: int | None
     running: int | None
-    version: str | None
-    raw: Mapping[str, Any] = field(repr=False, default_factory=dict)
 
 
 def served(info: Mapping[str, Any]) -> Served:
@@ -234,6 +226,4 @@ def served(info: Mapping[str, Any]) -> Served:
         revision=info.get("revision"),
         context=int(context) if context else None,
         running=int(running) if running else None,
-        version=info.get("version"),
-        raw=info,
     )

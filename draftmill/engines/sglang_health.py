@@ -14,6 +14,7 @@ from draftmill.engines.base import Request, Sampling
 
 # In bfloat16 the same prompt may part from itself late, because kernels depend on the batch; hardly in its first tokens.
 CANARY_TOKENS, _COMPARED = 16, 6
+_WINDOW_RESTARTS, _CALM_WINDOWS = 2, 4
 
 
 @dataclass
@@ -38,24 +39,42 @@ class Canary:
 
 
 class Window:
-    """The last rows of a server and what was wrong with them."""
+    """The last rows of a server and what was wrong with them, and how often it was restarted for them."""
 
     def __init__(self, size: int, limit: float) -> None:
         """`size` rows, of which a share of `limit` may be bad."""
         self._rows: deque[str] = deque(maxlen=size)
         self._size, self._limit = size, limit
+        self._bad = self._calm = self._restarts = 0
 
     def add(self, fault: str) -> None:
         """Count a row: its fault, or "" for a good one."""
+        self._bad += bool(fault) - (self.full and bool(self._rows[0]))
         self._rows.append(fault)
+        well = self.full and self._bad < self._limit * self._size / 2
+        self._calm = self._calm + 1 if well else 0
+        if self._calm >= _CALM_WINDOWS * self._size:
+            self._restarts = 0
+
+    def due(self) -> str:
+        """What is wrong, if the server is to be restarted for it; that restart counts as done.
+
+        A server that restarts did not cure makes rows that are bad by themselves; they are left to the cap and the audit.
+        Only several windows well below the limit show that it was cured: a share near the limit is now above it and now
+        below.
+        """
+        if self._restarts >= _WINDOW_RESTARTS or not (verdict := self.verdict()):
+            return ""
+        self._restarts += 1
+        return verdict
 
     def verdict(self) -> str:
         """What is wrong, for people, or "" while the window is not full or the share is below the limit."""
-        bad = Counter(fault for fault in self._rows if fault)
-        if not self.full or bad.total() < self._limit * self._size:
+        if not self.full or self._bad < self._limit * self._size:
             return ""
-        kinds = ", ".join(f"{fault} {count}" for fault, count in bad.most_common(3))
-        return f"{bad.total()} of its last {self._size} rows failed: {kinds}"
+        kinds = Counter(fault for fault in self._rows if fault).most_common(3)
+        said = ", ".join(f"{fault} {count}" for fault, count in kinds)
+        return f"{self._bad} of its last {self._size} rows failed: {said}"
 
     @property
     def full(self) -> bool:
@@ -63,8 +82,9 @@ class Window:
         return len(self._rows) == self._size
 
     def clear(self) -> None:
-        """Begin anew."""
+        """Begin anew with the rows; restarts stay counted."""
         self._rows.clear()
+        self._bad = self._calm = 0
 
 
 class Progress:

@@ -1,7 +1,7 @@
 """Servers that answer together: each row goes to the one with the fewest in flight, and an interrupted row goes again.
 
 A pool never refuses a row because a server is down: it waits for one to serve. Only when the last server is lost do the
-rows fail, with the error that lost it.
+rows fail, with the error that lost it. Rows whose server died under them go out again with care (sglang_suspects.py).
 """
 
 from __future__ import annotations
@@ -13,8 +13,9 @@ from dataclasses import dataclass, field
 from time import monotonic
 from typing import Any
 
-from draftmill.engines.base import Failure, Request, Result, Stamp
+from draftmill.engines.base import Failure, Key, Request, Result, Stamp
 from draftmill.engines.sglang_api import ServerHandle
+from draftmill.engines.sglang_suspects import Suspects
 from draftmill.engines.sglang_watch import Asking, Interrupted, Watched
 from draftmill.errors import UserError
 
@@ -58,7 +59,7 @@ class Pool:
     def __init__(self, asking: Asking, listener: Listener | None = None) -> None:
         self.servers: dict[str, Watched] = {}
         self._asking, self._listener = asking, listener or Listener()
-        self._moved = asyncio.Event()
+        self._moved, self._suspects = asyncio.Event(), Suspects(asking.config.in_flight)
         self._error: UserError | None = None
         self._before = self._retries_before = 0
         self._closing: set[asyncio.Task[None]] = set()
@@ -66,7 +67,9 @@ class Pool:
     def add(self, handle: ServerHandle) -> None:
         """Use a server from now on; one that is known stays as it is unless it is another process by now."""
         known = self.servers.get(handle.uuid)
-        if known is not None and (known.handle.url == handle.url or known.handle.alive()):
+        # The port says nothing: a new keeper takes the lowest that is free, which may be its predecessor's.
+        same = known is not None and (known.handle.url, known.handle.epoch) == (handle.url, handle.epoch)
+        if known is not None and (same or known.handle.alive()):
             return
         if known is not None:
             self.leave(handle.uuid)
@@ -76,8 +79,10 @@ class Pool:
 
     @property
     def capacity(self) -> int:
-        """Rows that all serving servers take together."""
-        return self._asking.config.in_flight * sum(s.state == "serving" for s in self.servers.values())
+        """Rows that are of use now: what the serving servers take together, and those that wait as suspects."""
+        most, reserved = self._asking.config.in_flight, self._suspects.reserved
+        serving = (s for s in self.servers.values() if s.state == "serving")
+        return sum(s.flying if s is reserved else most for s in serving) + self._suspects.held
 
     @property
     def tokens(self) -> int:
@@ -92,27 +97,46 @@ class Pool:
     async def answer(self, request: Request) -> tuple[Result | Failure, Stamp]:
         """A row's answer or failure, and who gave it. Raises UserError when no server is left."""
         while True:
-            server = self._freest()
-            if server is None:
-                if not self.servers:
-                    raise self._error or UserError("No SGLang server is there to answer.")
-                self._moved.clear()
-                await self._moved.wait()
-                continue
+            server = await self._place(request.key)
             try:
-                return await server.ask(request)
+                if (refused := self._suspects.refusal(request.key)) is not None:
+                    # Of no era: a canary has no say in it.
+                    return refused, Stamp(server.handle.uuid, server.handle.epoch, "", 0)
+                found = await server.ask(request)
+                self._suspects.acquit(request.key)
+                return found
             except Interrupted:
                 continue
+            finally:
+                if self._suspects.landed(request.key):
+                    self.changed()
+
+    async def _place(self, key: Key) -> Watched:
+        """Wait for a server that takes the row now."""
+        while self.servers:
+            if key in self._suspects:
+                server = await self._suspects.place(key, self.servers.values())
+                if server is not None and server.state == "serving":
+                    return server
+                # It went down after the row was let out.
+                self._suspects.landed(key)
+            elif (server := self._freest()) is not None:
+                return server
+            else:
+                self._moved.clear()
+                await self._moved.wait()
+        raise self._error or UserError("No SGLang server is there to answer.")
 
     def _freest(self) -> Watched | None:
-        most = self._asking.config.in_flight
-        free = [s for s in self.servers.values() if s.state == "serving" and s.flying < most]
-        return min(free, key=lambda s: s.flying, default=None)
+        most, suspects = self._asking.config.in_flight, self._suspects
+        serving = (s for s in self.servers.values() if s.state == "serving" and s is not suspects.reserved)
+        return min((s for s in serving if suspects.load(s) < most), key=suspects.load, default=None)
 
     async def confirm(self, stamps: Iterable[Stamp]) -> None:
         """Have canaries vouch for rows; those of a server that turns sick are voided before this returns.
 
-        Rows of earlier eras stand: their servers ended or were restarted without being found sick.
+        Rows of earlier eras stand: a canary vouched for them before a planned restart, or their server died, which is no
+        sign that it was sick before.
         """
         latest: dict[str, Stamp] = {}
         for stamp in stamps:
@@ -149,8 +173,13 @@ class Pool:
         """Pass on."""
         self._listener.voided(era, span)
 
+    def died(self, server: Watched) -> None:
+        """Suspect the rows that were in flight at the server."""
+        self._suspects.died(server)
+
     def changed(self) -> None:
         """Wake whoever waits for a place."""
+        self._suspects.admit(self.servers.values())
         self._moved.set()
         self._listener.changed()
 

@@ -3,7 +3,8 @@
 A row in flight when the server turns sick or dies is interrupted, not failed: the pool asks it again, elsewhere or later,
 and it loses none of its tries. Rows are stamped with the span of canaries they fell into. When the server turns sick,
 everything since the last canary that was answered well is voided (`Events.voided`), because nobody can know since when
-it had been so. A server whose process merely died was not sick: its rows stand.
+it had been so. A planned restart comes only behind a good canary. A server whose process merely died was not sick: its
+rows stand, and those that were in flight are told (`Events.died`), because one of them may be why.
 """
 
 from __future__ import annotations
@@ -13,13 +14,14 @@ import contextlib
 import random
 import secrets
 import time
+import traceback
 from collections.abc import Coroutine, Iterator
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
 from draftmill.config import SglangConfig
 from draftmill.engines import sglang_api as api
-from draftmill.engines.base import Failure, Request, Result, Stamp
+from draftmill.engines.base import Failure, Key, Request, Result, Stamp
 from draftmill.engines.chores import Chores
 from draftmill.engines.sglang_api import FixedServer, ServerHandle
 from draftmill.engines.sglang_health import Canary, Progress, Window
@@ -28,10 +30,8 @@ from draftmill.errors import UserError
 
 T = TypeVar("T")
 _TICK_S, _METRICS_S, _HOST_S, _WELL_S = 1.0, 15.0, 30.0, 2.0
-_CANARY_TRIES, _FIRST_PATIENCE_S = 3, 60.0
+_CANARY_TRIES = 3
 _MOST_PAUSE_S = 30.0
-# A server that restarts did not cure makes rows that are bad by themselves; they are left to the cap and the audit.
-_WINDOW_RESTARTS = 2
 # Failures of the row, which say nothing about the server.
 _OWN = frozenset({"too_long", "refused"})
 
@@ -69,6 +69,10 @@ class Events(Protocol):
         """Rows of this era from this span on cannot be trusted."""
         ...
 
+    def died(self, server: Watched) -> None:
+        """The server went down, perhaps because of a row that is in flight (`Watched.rows`)."""
+        ...
+
     def changed(self) -> None:
         """A place is free, or a server's state is another."""
         ...
@@ -91,19 +95,25 @@ class Watched:
 
     def __init__(self, handle: ServerHandle, asking: Asking, events: Events) -> None:
         self.handle, self.state = handle, "starting"
-        self.flying = self.tokens = self.retries = 0
+        self.rows: set[Key] = set()
+        self.tokens = self.retries = 0
         self._asking, self._config, self._events = asking, asking.config, events
         self._wire: Wire | None = None
         self._era, self._span, self._good = "", 0, 0
         self._canary, self._canary_lock, self._canary_at = Canary(asking.canary_ids), asyncio.Lock(), 0.0
         self._window = Window(self._config.bad_window, self._config.max_bad)
-        self._window_restarts = 0
         self._progress = Progress(time.monotonic())
         self._polled = self._weighed = 0.0
+        self._drained_for = ""
         self._tasks: set[asyncio.Task[Any]] = set()
         self._chores = Chores()
 
     # Life ------------------------------------------------------------------------------------------------------------
+
+    @property
+    def flying(self) -> int:
+        """Rows in flight."""
+        return len(self.rows)
 
     def start(self) -> None:
         """Open the server and watch it from now on."""
@@ -126,9 +136,7 @@ class Watched:
     async def _begin(self) -> None:
         with self._failing():
             if not await self._open():
-                await self._bring_back(
-                    "it did not answer the first canary", min(_FIRST_PATIENCE_S, self._config.patience_seconds)
-                )
+                await self._bring_back("it did not answer the first canary", self._config.patience_seconds)
             self._serve()
         self._chores.start(self._watch())
 
@@ -142,8 +150,20 @@ class Watched:
         try:
             yield
         except UserError as error:
-            self.state = "lost"
-            self._events.lost(self, error)
+            self._give_up(error)
+        except Exception as fault:
+            traceback.print_exc()
+            self._give_up(
+                UserError(
+                    f"The SGLang server {self.handle.url} was given up because of a fault in draftmill "
+                    f"({type(fault).__name__}: {fault}); the log of the lane has all of it: give the same command again, "
+                    "what was generated is kept."
+                )
+            )
+
+    def _give_up(self, error: UserError | None) -> None:
+        self.state = "lost"
+        self._events.lost(self, error)
 
     async def _open(self) -> bool:
         """Begin a new era; whether its first canary was good."""
@@ -158,11 +178,11 @@ class Watched:
 
     async def ask(self, request: Request) -> tuple[Result | Failure, Stamp]:
         """A row that keeps the rules, or its failure after all repetitions. Raises Interrupted if the server went away."""
-        self.flying += 1
+        self.rows.add(request.key)
         try:
             return await self._interruptible(self._ask(request))
         finally:
-            self.flying -= 1
+            self.rows.discard(request.key)
             self._events.changed()
 
     async def _interruptible(self, work: Coroutine[Any, Any, T]) -> T:
@@ -201,19 +221,18 @@ class Watched:
     async def _judge(self, outcome: Result | Failure) -> None:
         """Count a row for or against the server; does not return if that makes it sick or shows it dead."""
         fault = outcome.reason if isinstance(outcome, Failure) else ""
-        if fault == "connection" and not (self.handle.alive() and await self._reachable()):
-            self.fall("it does not answer", sick=False)
+        if fault == "connection" and await self._dead():
+            self.fall("it does not answer", sick=False, died=True)
             await asyncio.sleep(0)
         if fault in _OWN:
             return
         self._window.add(fault)
-        verdict = self._window.verdict()
-        if self._window.full and not verdict:
-            self._window_restarts = 0
-        if verdict and self._window_restarts < _WINDOW_RESTARTS:
-            self._window_restarts += 1
-            self.fall(verdict, sick=True)
+        if verdict := self._window.due():
+            self.fall(verdict, sick=True, died=False)
             await asyncio.sleep(0)
+
+    async def _dead(self) -> bool:
+        return not (self.handle.alive() and await self._reachable())
 
     async def _reachable(self) -> bool:
         assert self._wire is not None
@@ -232,7 +251,7 @@ class Watched:
             except Interrupted:
                 return False
             if wrong:
-                self.fall(wrong, sick=True)
+                self.fall(wrong, sick=True, died=await self._dead())
             return not wrong
 
     def serves(self, era: str) -> bool:
@@ -261,18 +280,19 @@ class Watched:
         tick = min(_TICK_S, self._config.stall_seconds / 4)
         while self.state != "lost":
             await asyncio.sleep(tick)
-            if self.state == "serving":
-                await self._look()
+            if self.state in ("serving", "draining"):
+                with self._failing():
+                    await self._look()
 
     async def _look(self) -> None:
         now = time.monotonic()
         if not self.handle.alive():
-            return self.fall("its process has ended", sick=False)
+            return self.fall("its process has ended", sick=False, died=True)
         if not self.flying and not self._canary_lock.locked():
             self._progress.mark(now)
         still, look = self._progress.still(now), min(_METRICS_S, self._config.stall_seconds / 4)
         if still > self._config.stall_seconds:
-            return self.fall(f"it decoded no token for {still:.0f} s", sick=True)
+            return self.fall(f"it decoded no token for {still:.0f} s", sick=True, died=True)
         if still > look and now - self._polled > look:
             self._polled = now
             self._progress.count(await self._decoded(), time.monotonic())
@@ -280,8 +300,11 @@ class Watched:
         due = now - self._canary_at > self._config.canary_minutes * 60 or still > self._config.stall_seconds / 2
         if self.flying and due and not self._canary_lock.locked():
             self._chores.start(self._confirm_now())
-        if (reason := await self._old(now)) and self.state == "serving":
-            await self._renew(reason)
+        if self.state == "serving" and (reason := await self._old(now)) and self.state == "serving":
+            self.state, self._drained_for = "draining", reason
+        if self.state == "draining" and self._drained_for and not self.flying:
+            reason, self._drained_for = self._drained_for, ""
+            self._chores.start(self._renew(reason))
 
     async def _decoded(self) -> float | None:
         assert self._wire is not None
@@ -305,30 +328,32 @@ class Watched:
         return f"its processes hold {held / 2**30:.1f} GiB of host memory" if over else ""
 
     async def _renew(self, reason: str) -> None:
-        """A planned restart: nothing more is sent, what is in flight ends, then the server begins a new epoch."""
-        self.state = "draining"
-        while self.flying and self.state == "draining":
-            await asyncio.sleep(_TICK_S / 10)
-        if self.state == "draining":
-            self.state = "restarting"
-            await self._recover(reason)
+        """A planned restart of a drained server: behind a good canary, so that its rows stand; it begins a new epoch."""
+        with self._failing():
+            if await self.confirm(self._span):
+                self.state = "restarting"
+                await self._recover(reason)
 
-    def fall(self, reason: str, *, sick: bool) -> None:
-        """The server cannot go on: interrupt its rows, void what nobody vouches for, and bring it back."""
+    def fall(self, reason: str, *, sick: bool, died: bool) -> None:
+        """The server cannot go on: interrupt its rows, void what nobody vouches for, and bring it back.
+
+        `died`: it went down, perhaps because of a row in flight.
+        """
         if self.state not in ("serving", "draining"):
             return
         self.state = "restarting"
         print(f"server {self.handle.url} epoch {self.handle.epoch}: {reason}", flush=True)
         if sick:
             self._events.voided(self._era, self._good)
+        if died:
+            self._events.died(self)
         for task in self._tasks:
             task.cancel()
         self._chores.start(self._recover(reason))
 
     async def _recover(self, reason: str) -> None:
         if not self._events.wanted(self):
-            self.state = "lost"
-            return self._events.lost(self, None)
+            return self._give_up(None)
         with self._failing():
             await self._bring_back(reason, self._config.patience_seconds)
             self._serve()

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import json
 from collections.abc import Mapping
 from typing import Any
@@ -19,6 +20,8 @@ from draftmill.engines import sglang_api as api
 from draftmill.engines.base import Failure, Key, Result
 
 _CONNECT_S, _ASIDE_S, _KEPT_S = 10.0, 10.0, 2.0
+# What this process or host lacks, which says nothing of the server.
+_NO_FILES = (errno.EMFILE, errno.ENFILE)
 
 
 class Wire:
@@ -47,12 +50,12 @@ class Wire:
             return Failure(key, "connection", f"{type(error).__name__}: {error}")
 
     async def reachable(self) -> bool:
-        """Whether anything answers at the address; not whether it can generate."""
+        """Whether anything answers at the address, or nothing can be said; not whether it can generate."""
         try:
             async with asyncio.timeout(_ASIDE_S), self._session.get(self.url + api.MODEL_INFO) as reply:
                 return reply.status < 500
-        except (TimeoutError, aiohttp.ClientError, OSError):
-            return False
+        except (TimeoutError, aiohttp.ClientError, OSError) as error:
+            return getattr(error, "errno", None) in _NO_FILES
 
     async def decoded_tokens(self) -> float | None:
         """Tokens decoded since the server's start by its own metrics; None where it has none."""

@@ -21,7 +21,7 @@ from draftmill.engines.base import Failure, Request
 from draftmill.engines.sglang_wire import Wire
 from draftmill.errors import UserError
 
-BLOCKS, RESAMPLES, LOW, HIGH = 20, 2000, 0.05, 0.95
+BLOCKS, RESAMPLES, LOW, HIGH = 20, 2000, 0.025, 0.975
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +36,7 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Interval:
-    """An estimate with its 5th and 95th bootstrap percentile."""
+    """An estimate with its 95 % interval: the 2.5th and the 97.5th bootstrap percentile."""
 
     value: float
     low: float

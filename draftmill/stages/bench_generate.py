@@ -14,6 +14,7 @@ from draftmill import layout
 from draftmill.config import Config
 from draftmill.engines import server, throughput
 from draftmill.engines.base import Request
+from draftmill.engines.open_files import check_files, files_needed, raise_file_limit
 from draftmill.engines.server_checks import check_urls
 from draftmill.engines.server_command import wanted
 from draftmill.engines.throughput import Interval, Measured
@@ -29,7 +30,7 @@ _SEED, _HOUR_S, _DAY_H = 20, 3600.0, 24.0
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """Rows to measure with, the ids that end an answer, and the number of rows of the whole set."""
+    """Rows to measure with, the ids that end an answer, and about how many rows of the whole set are to be asked."""
 
     requests: tuple[Request, ...]
     stop_ids: tuple[int, ...]
@@ -50,12 +51,13 @@ class Outlook:
 def draw(config: Config, index: Index, store: Store, count: int, folder: Path) -> Sample:
     """`count` rows of the set, drawn from shards at random with a fixed seed; shards are read into `folder`."""
     rng, target = random.Random(_SEED), read_target(config)
-    shards, requests = list(index.shards), list[Request]()
+    shards, requests, seen, answerable = list(index.shards), list[Request](), 0, 0
     rng.shuffle(shards)
     for shard in shards:
         path = folder / f"{shard.name}.parquet"
         store.fetch(layout.prompts(shard.name), path)
         _, asked, _ = sort_rows(read_rows(path, PROMPTS), config, target)
+        seen, answerable = seen + shard.rows, answerable + len(asked)
         rng.shuffle(asked)
         # A few of each shard, so that one source's habits do not stand for all.
         share = max(1, -(-count // min(len(shards), 16)))
@@ -64,19 +66,19 @@ def draw(config: Config, index: Index, store: Store, count: int, folder: Path) -
             break
     if not requests:
         raise UserError("prompts.sources: no prompt is left to be answered, so there is nothing to measure.")
-    rows = sum(shard.rows for shard in index.shards) * config.generate.samples
+    # Prompts that bring their answer, or are refused, are never asked: of all as many as of those that were read.
+    rows = round(sum(shard.rows for shard in index.shards) * answerable / seen)
     return Sample(tuple(requests[:count]), tuple(sorted(target.rules.stop_ids)), rows)
 
 
 @contextmanager
 def a_server(config: Config, identity: str, url: str | None, keep: bool, say: Callable[[str], None]) -> Iterator[str]:
-    """The address of a server to measure: `url`, the first configured one, or one of our own behind the gate.
+    """The address of a server to measure: `url`, the first of the configured ones that answers, or one of our own.
 
     One of our own that was started here ends with the block unless `keep`; then it ends when idle, or serves a build.
     """
     if url or config.generate.sglang.urls:
-        check_urls(config)
-        yield url or config.generate.sglang.urls[0]
+        yield check_urls(config, [url] if url else config.generate.sglang.urls, patience_s=0, say=say)[0]
         return
     need = wanted(config, identity)
     how: dict[str, Any] = {"gpus": need.gpus, "run_id": None, "stage": "bench", "shard": None, "server_spec": need.spec}
@@ -146,6 +148,8 @@ def run(
     say: Callable[[str], None],
 ) -> tuple[list[Measured], Outlook, int]:
     """Measure and reckon; returns what each load gave, the outlook at the best, and the rows of the whole set."""
+    check_files(files_needed(1, max(loads)))
+    raise_file_limit()
     sample = draw(config, index, store, prompts, folder)
     sglang = config.generate.sglang
     deadline = sglang.row_seconds + sglang.token_seconds * config.generate.longest_answer

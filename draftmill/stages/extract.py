@@ -128,17 +128,22 @@ def extract_shard(
     ids = [[*row["prompt_ids"], *row["output_ids"]] for row in rows]
     with heartbeat(len(rows)) as beat:
         states = _states(tapped, ids, config.hidden.batch_tokens, beat)
-    chosen = canary_rows([len(row) for row in ids], config.hidden.canary_rows)
+        canaries = _canaries(config, tapped, rows, states)
+        for canary in canaries:
+            if not canary.agrees:
+                raise UserError(_disagreement(completions, canary, config))
+        masks = iterate_loss_masks(rows)
+        found = [_hidden_row(row, mask, state) for row, mask, state in zip(rows, masks, states, strict=True)]
+        write_shard(hidden, found, provenance)
+    return canaries
+
+
+def _canaries(config: Config, tapped: Tapped, rows: Sequence[Row], states: Sequence[torch.Tensor]) -> list[Canary]:
+    lengths = [len(row["prompt_ids"]) + len(row["output_ids"]) for row in rows]
     mix = Mix(config.generate)
     warmth = [mix.setting((row["prompt_id"], row["sample"]), row["source"]).sampling.temperature for row in rows]
-    canaries = [_compare(tapped, rows[i], i, states[i], warmth[i]) for i in chosen]
-    for canary in canaries:
-        if not canary.agrees:
-            raise UserError(_disagreement(completions, canary, config))
-    masks = iterate_loss_masks(rows)
-    found = [_hidden_row(row, mask, state) for row, mask, state in zip(rows, masks, states, strict=True)]
-    write_shard(hidden, found, provenance)
-    return canaries
+    chosen = canary_rows(lengths, config.hidden.canary_rows)
+    return [_compare(tapped, rows[i], i, states[i], warmth[i]) for i in chosen]
 
 
 def _hidden_row(row: Row, mask: Sequence[bool], state: torch.Tensor) -> HiddenRow:

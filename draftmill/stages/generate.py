@@ -114,8 +114,8 @@ def generate_shard(
             forerunners.hand_over(asked, ledger, answering.rules)
         beat.resume(len(ledger.answers))
         Attempts(config.generate, answering.rules, ledger, beat).run(answering.engine, asked)
-    write_shard(config, answering.tokenizer, rows, found, ledger, Outputs(completions, rejected), provenance)
-    journal.clear()
+        write_shard(config, answering.tokenizer, rows, found, ledger, Outputs(completions, rejected), provenance)
+        journal.clear()
 
 
 def write_shard(

@@ -18,34 +18,26 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from draftmill.config import GenerateConfig
-from draftmill.engines.base import Key, Result, Stamp
+from draftmill.engines.base import Result, Stamp
 from draftmill.engines.chores import Chores
 from draftmill.engines.sglang_api import ServerHandle
 from draftmill.engines.sglang_pool import Listener, Pool, Rate
 from draftmill.engines.sglang_watch import Asking
 from draftmill.errors import UserError
+from draftmill.stages.lane_shard import LaneShard, Loaded
 from draftmill.stages.lane_watch import Look, Timeline
-from draftmill.stages.rows import Asked, Ledger
+from draftmill.stages.rows import Asked
 
-_BEAT_S, _FLUSH_LOOK_S, _LOOK_S = 1.0, 0.25, 1.0
+_BEAT_S, _FLUSH_LOOK_S, _LOOK_S, _AGAIN_S = 1.0, 0.25, 1.0, 5.0
 # What is taken ahead and what is read before it is needed, in seconds of the servers' rate, and at least so many times
 # what they take at once.
 _AHEAD_S, _AHEAD_LOADS = 120.0, 8
 _READ_S, _READ_LOADS = 30.0, 2
-
-
-@dataclass(frozen=True, slots=True)
-class Loaded:
-    """A shard as the lane gets it: its rows to ask, and their ledger with what the journal held."""
-
-    asked: Sequence[Asked]
-    ledger: Ledger
 
 
 # Reads a shard and its journal, off the event loop, and whether it is a coming one; None if there is nothing to do.
@@ -64,35 +56,15 @@ class Order:
     outputs: Mapping[str, Any] = field(default_factory=dict)
 
 
-@dataclass
-class LaneShard:
-    """A shard in the lane: what is still to be sent, what is in flight, and how many jobs wait for it."""
-
-    name: str
-    rows: Mapping[Key, Asked]
-    ledger: Ledger
-    todo: deque[Asked] = field(default_factory=deque)
-    flying: set[Key] = field(default_factory=set)
-    jobs: int = 0
-    tokens: int = 0
-    moved: asyncio.Event = field(default_factory=asyncio.Event)
-    writing: asyncio.Lock = field(default_factory=asyncio.Lock)
-
-    def refill(self) -> None:
-        """Take up every row that is neither final nor under way."""
-        under_way = self.flying | {asked.key for asked in self.todo}
-        left = (a for key, a in self.rows.items() if key not in under_way and self.ledger.next_attempt(key) is not None)
-        self.todo.extend(left)
-
-    @property
-    def finished(self) -> bool:
-        """Whether every row is answered or refused for good."""
-        return not self.todo and not self.flying
-
-    @property
-    def taken(self) -> int:
-        """Rows answered, refused, or in flight."""
-        return len(self.rows) - len(self.todo)
+async def _beating(work: asyncio.Task[Any]) -> AsyncIterator[None]:
+    """Gives None at least every beat until `work` has ended, well or not; it is cancelled if nobody listens any more."""
+    try:
+        while not work.done():
+            await asyncio.wait({work}, timeout=_BEAT_S)
+            if not work.done():
+                yield None
+    finally:
+        work.cancel()
 
 
 class Lane:
@@ -127,7 +99,8 @@ class Lane:
     async def serve(self, order: Order) -> AsyncGenerator[dict[str, Any], None]:
         """Work on a job's shard; gives a beat at least every second and ends when the shard's outputs are written.
 
-        Raises UserError when the job's server is lost, and what reading the shard or writing its journal raises.
+        A beat is {"waiting": true} until the shard is read. Raises UserError when the job's server is lost, and what
+        reading the shard or writing its journal raises.
         """
         handles = [await asyncio.to_thread(self._attach_server, server) for server in order.servers]
         uuids = [handle.uuid for handle in handles]
@@ -136,8 +109,12 @@ class Lane:
             self._errors.pop(handle.uuid, None)
             self.pool.add(handle)
         try:
-            shard = await self._take(order)
-            shard.jobs += 1
+            taking = asyncio.create_task(self._take(order))
+            async for _ in _beating(taking):
+                yield {"waiting": True}
+            shard = await taking
+            job = object()
+            shard.jobs.add(job)
             self._wake_up()
             try:
                 last: dict[str, Any] = {}
@@ -146,7 +123,7 @@ class Lane:
                 async for beat in self._finish(shard, order.outputs, last):
                     yield beat
             finally:
-                shard.jobs -= 1
+                shard.jobs.discard(job)
         finally:
             for uuid in uuids:
                 self._users[uuid] -= 1
@@ -159,7 +136,7 @@ class Lane:
         if known is None:
             return self._enter(order.shard, await self._read(order.shard))
         async with known.writing:
-            await self._write(known)
+            await known.write()
             loaded = await self._read(order.shard)
             # Rows that landed meanwhile are in neither.
             loaded.ledger.absorb(known.ledger.take())
@@ -189,9 +166,13 @@ class Lane:
                 if uuid in self._errors:
                     raise self._errors[uuid]
             yield self._beat(shard, start)
-            if shard.finished and await self._hand_over(shard):
-                yield self._beat(shard, start)
-                return
+            if shard.finished:
+                handing_over = asyncio.create_task(self._hand_over(shard))
+                async for _ in _beating(handing_over):
+                    yield self._beat(shard, start)
+                if await handing_over:
+                    yield self._beat(shard, start)
+                    return
             shard.moved.clear()
             try:
                 await asyncio.wait_for(shard.moved.wait(), _BEAT_S)
@@ -202,15 +183,14 @@ class Lane:
         self, shard: LaneShard, outputs: Mapping[str, Any], beat: dict[str, Any]
     ) -> AsyncIterator[dict[str, Any]]:
         writing = asyncio.create_task(asyncio.to_thread(self._write_shard, shard.name, outputs))
-        while not writing.done():
-            await asyncio.wait({writing}, timeout=_BEAT_S)
+        async for _ in _beating(writing):
             yield {**beat, "servers": self.pool.describe()}
         await writing
 
     async def _hand_over(self, shard: LaneShard) -> bool:
         """Whether the shard stands after its servers' canaries; then it is in the journal and leaves the lane."""
         await self.pool.confirm(list(shard.ledger.stamps()))
-        await self._flush(shard)
+        await shard.flush()
         if not shard.finished:
             return False
         if self._shards.get(shard.name) is shard:
@@ -219,7 +199,7 @@ class Lane:
         return True
 
     def _beat(self, shard: LaneShard, start: tuple[float, int, int]) -> dict[str, Any]:
-        ledger, jobs = shard.ledger, max(sum(s.jobs for s in self._shards.values()), 1)
+        ledger, jobs = shard.ledger, max(sum(len(s.jobs) for s in self._shards.values()), 1)
         began, tokens, resumed = start
         seconds = max(time.monotonic() - began, 1e-3)
         rejected = sum(1 for key in shard.rows if key not in ledger.answers and ledger.next_attempt(key) is None)
@@ -251,7 +231,7 @@ class Lane:
         for task in self._chores:
             task.cancel()
         await asyncio.gather(*self._chores, return_exceptions=True)
-        await asyncio.gather(*(self._flush(shard) for shard in self._shards.values()), return_exceptions=True)
+        await asyncio.gather(*(shard.flush() for shard in self._shards.values()), return_exceptions=True)
         await self.pool.close()
 
     async def _send(self) -> None:
@@ -392,21 +372,12 @@ class Lane:
 
     async def _flush_or_tell(self, shard: LaneShard) -> None:
         try:
-            await self._flush(shard)
+            await shard.flush()
         except (UserError, OSError) as error:
             print(f"shard {shard.name}: the journal could not be written and is tried again: {error}", flush=True)
-
-    async def _flush(self, shard: LaneShard) -> None:
-        async with shard.writing:
-            await self._write(shard)
-
-    async def _write(self, shard: LaneShard) -> None:
-        records = shard.ledger.take()
-        try:
-            await asyncio.to_thread(shard.ledger.write, records)
-        except BaseException:
-            shard.ledger.give_back(records)
-            raise
+            # Each row that lands would try again otherwise.
+            async with shard.writing:
+                await asyncio.sleep(_AGAIN_S)
 
     # Servers ---------------------------------------------------------------------------------------------------------
 

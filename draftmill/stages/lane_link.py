@@ -21,11 +21,13 @@ from typing import Any
 
 from draftmill.canonical import fingerprint
 from draftmill.config import Config
-from draftmill.errors import UserError
+from draftmill.errors import Kind, UserError
 from draftmill.gpu import groups
 from draftmill.progress import Heartbeat
 
 _START_S, _LOOK_S, _SILENT_S = 180.0, 0.05, 120.0
+# Between two lanes that are started: the first may load still, or the disk be full for a moment.
+_AGAIN_S = 1.0
 # Lanes that die one after another without a row in between will not do better.
 _TRIES = 5
 _TAIL = 2000
@@ -66,6 +68,14 @@ class LaneOrder:
     outputs: Mapping[str, Any]
 
 
+class Told(UserError):
+    """What the lane says that it cannot mend, with the kind that it gives."""
+
+    def __init__(self, sentence: str, kind: Kind) -> None:
+        super().__init__(sentence)
+        self.kind = kind
+
+
 class LaneLink:
     """Waits for one shard of one job."""
 
@@ -87,9 +97,11 @@ class LaneLink:
             try:
                 for news in self._talk(servers):
                     if "error" in news:
-                        raise UserError(news["error"])
+                        raise Told(news["error"], news["kind"])
                     if news.get("finished"):
                         return
+                    if "waiting" in news:
+                        continue
                     if news["done"] > done:
                         done, tries = news["done"], 0
                     _tell(beat, news)
@@ -98,6 +110,7 @@ class LaneLink:
                 print(f"the lane is gone ({error}); starting another", flush=True)
             if tries >= _TRIES:
                 raise UserError(f"The process that asks the SGLang servers ended {tries} times; see {self._place.log}.")
+            time.sleep(_AGAIN_S)
 
     def _talk(self, servers: Sequence[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
         """What the lane says of our shard. Raises OSError when it is gone."""
@@ -113,7 +126,7 @@ class LaneLink:
         raise ConnectionResetError("it closed the connection")
 
     def _connect(self) -> socket.socket:
-        end, started = time.monotonic() + _START_S, None
+        end, started, again = time.monotonic() + _START_S, None, 0.0
         while time.monotonic() < end:
             link = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
             link.settimeout(_SILENT_S)
@@ -122,14 +135,15 @@ class LaneLink:
                 return link
             except (FileNotFoundError, ConnectionRefusedError):
                 link.close()
-            if started is None:
+            if started is None and time.monotonic() >= again:
                 started = self._start()
-            elif (status := started.poll()) is not None:
+            elif started is not None and (status := started.poll()) is not None:
                 if status < 0:
                     raise ConnectionAbortedError(f"it was ended by signal {-status} while it started")
                 if status > 0:
                     raise UserError(f"The process that asks the SGLang servers did not start: {self._end_of_log()}")
-                started = None
+                # Another one holds the lock: it loads, or ends.
+                started, again = None, time.monotonic() + _AGAIN_S
             time.sleep(_LOOK_S)
         raise UserError(f"The process that asks the SGLang servers does not answer; see {self._place.log}.")
 

@@ -9,23 +9,26 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import fcntl
+import io
 import json
 import os
 import signal
 import sys
 import time
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from draftmill.config import Config, parse
 from draftmill.engines import sglang_api
-from draftmill.errors import UserError
+from draftmill.engines.open_files import raise_file_limit
+from draftmill.errors import UserError, reason
 from draftmill.job import follow_builder
 from draftmill.stages.generate import Outputs
-from draftmill.stages.lane import Lane, Loaded, Order
+from draftmill.stages.lane import Lane, Order
 from draftmill.stages.lane_helper import Helper
+from draftmill.stages.lane_shard import Loaded
 from draftmill.stages.rows import Asked, Ledger
 from draftmill.stages.shards import journal_of
 from draftmill.store.base import Store
@@ -116,7 +119,7 @@ class Server:
             for task in (serving, gone):
                 task.cancel()
             fault, _ = await asyncio.gather(serving, gone, return_exceptions=True)
-            if isinstance(fault, Exception) and not isinstance(fault, OSError):
+            if isinstance(fault, Exception) and not isinstance(fault, _JobGone):
                 traceback.print_exception(fault)
         except (OSError, ValueError, TypeError):
             pass  # not a job of ours, or gone before it asked
@@ -131,17 +134,49 @@ class Server:
                     await _say(writer, beat)
             await _say(writer, {"finished": True})
         except UserError as error:
-            await _say(writer, {"error": str(error)})
+            await _say(writer, {"error": str(error), "kind": error.kind})
+        except OSError as error:
+            words = f"The process that asks the SGLang servers cannot read or write a file ({reason(error)})"
+            await _say(writer, {"error": f"{words}: mend it and give the same command again.", "kind": "full"})
+
+
+class _JobGone(Exception):
+    """Nobody listens any more."""
 
 
 async def _say(writer: asyncio.StreamWriter, news: Mapping[str, Any]) -> None:
-    writer.write(json.dumps(news).encode() + b"\n")
-    await writer.drain()
+    try:
+        writer.write(json.dumps(news).encode() + b"\n")
+        await writer.drain()
+    except OSError as error:
+        raise _JobGone from error
+
+
+class Log(io.TextIOWrapper):
+    """What the lane says: on a full disk its words are lost, and not the lane, which has rows in memory."""
+
+    def write(self, text: str, /) -> int:
+        """Write what can be written."""
+        with contextlib.suppress(OSError):
+            return super().write(text)
+        return len(text)
+
+    def flush(self) -> None:
+        """Bring it out if it can be."""
+        with contextlib.suppress(OSError):
+            super().flush()
+
+    @staticmethod
+    def install() -> None:
+        """Make it what this process prints to."""
+        sys.stdout = sys.stderr = Log(os.fdopen(1, "wb", 0, closefd=False), encoding="utf-8", write_through=True)
 
 
 def main() -> int:
     """Run a lane; 0 also when one runs at its place already."""
+    Log.install()
     follow_builder()
+    raise_file_limit()
     plan = json.load(sys.stdin)
     place = {name: Path(path) for name, path in plan["place"].items()}
     lock = os.open(place["lock"], os.O_RDWR | os.O_CREAT, 0o600)
@@ -151,7 +186,9 @@ def main() -> int:
         return 0
     try:
         config = parse(plan["config"])
-        asyncio.run(_run(config, plan["generate"], place["socket"]))
+        # Not asyncio.run(), which waits for its threads: one may be in a server's restart for half an hour, and the lock
+        # that is held meanwhile keeps every other lane from starting.
+        asyncio.new_event_loop().run_until_complete(_run(config, plan["generate"], place["socket"]))
     except UserError as error:
         print(error, flush=True)
         return 1
@@ -162,13 +199,25 @@ async def _run(config: Config, generate: str, path: Path) -> None:
     loader = Loader(config, open_store(config.store, config.s3), generate)
     try:
         asking = await asyncio.to_thread(loader.reader.asking)
-        warming = asyncio.create_task(asyncio.to_thread(loader.prepare))
+        # A writer that cannot warm up says so when it is needed.
+        warming = asyncio.gather(asyncio.to_thread(loader.prepare), return_exceptions=True)
         lane = Lane(config.generate, asking, loader.load, sglang_api.attach, loader.write)
         await Server(lane, config.generate.sglang.idle_seconds).serve(path)
+        warming.cancel()
     finally:
         loader.close()
-    await asyncio.gather(warming, return_exceptions=True)
+
+
+def _leave(work: Callable[[], int]) -> NoReturn:
+    """End the process with what `work` returns, whatever its threads still wait for."""
+    status = 1
+    try:
+        status = work()
+    except BaseException:
+        traceback.print_exc()
+    sys.stdout.flush()
+    os._exit(status)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    _leave(main)

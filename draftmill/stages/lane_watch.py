@@ -33,7 +33,6 @@ class Timeline:
     """Looks a second apart."""
 
     def __init__(self) -> None:
-        self.idle: Counter[str] = Counter()
         self._looks: deque[Look] = deque(maxlen=_REMEMBERED)
         self._untold: list[Look] = []
         self._late = 0.0
@@ -43,8 +42,6 @@ class Timeline:
         self._looks.append(look)
         self._untold.append(look)
         self._late = max(self._late, late_s)
-        if look.flying < look.places:
-            self.idle[look.reason] += look.places - look.flying
         calm = all(one.flying >= one.places for one in self._untold)
         if len(self._untold) < (_CALM_LINE if calm else _LINE):
             return None

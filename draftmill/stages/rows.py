@@ -117,11 +117,6 @@ class Ledger:
             self._unflushed.append({"void": {"era": era, "span": span}})
         return len(gone)
 
-    @property
-    def voids(self) -> Iterable[tuple[str, int]]:
-        """The eras that are void, each from a span on."""
-        return self._voids
-
     def stamps(self) -> Iterable[Stamp]:
         """The stamps of all rows that have one."""
         return self._stamps.values()
@@ -189,8 +184,8 @@ class Ledger:
         return True
 
 
-# Failures that no other seed can mend.
-FINAL = frozenset({"too_long", "refused"})
+# Failures that no other seed can mend, or none that is worth a server.
+FINAL = frozenset({"too_long", "refused", "server_death"})
 
 
 def _stamp(record: Mapping[str, Any]) -> Stamp | None:

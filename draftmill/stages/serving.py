@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from draftmill.catalog import parts
 from draftmill.engines.server import leave, open_server
 from draftmill.engines.server_checks import check_urls
 from draftmill.engines.server_command import wanted
@@ -71,10 +72,10 @@ class Laps:
 
 @contextmanager
 def _servers(job: Job) -> Iterator[Sequence[Mapping[str, Any]]]:
-    urls = job.config.generate.sglang.urls
-    if urls:
-        check_urls(job.config)
-        yield [FixedServer(url).reference() for url in urls]
+    sglang = job.config.generate.sglang
+    if sglang.urls:
+        found = check_urls(job.config, sglang.urls, patience_s=sglang.patience_seconds)
+        yield [FixedServer(url).reference() for url in found]
         return
     identity = str(job.provenance["spec"]["target"]["model"])
     with job.gpus(wanted(job.config, identity).spec) as lease:
@@ -88,11 +89,13 @@ def _servers(job: Job) -> Iterator[Sequence[Mapping[str, Any]]]:
 
 
 def _link(job: Job) -> LaneLink:
-    shard, _, fingerprint = job.name.partition("-")
+    shard, fingerprint = parts(job.stage, job.name)
     place = lane_place(job.config, fingerprint, os.environ.get(RUN_VARIABLE, ""), LANE_LOG)
     outputs = {
         "completions": str(job.output("completions").absolute()),
         "rejected": str(job.output("rejected").absolute()),
         "provenance": job.provenance,
     }
-    return LaneLink(LaneOrder(job.config, fingerprint, shard, list(job.param("ahead")), outputs), place)
+    # A cluster may run the next jobs on other hosts, whose lanes would ask the same rows.
+    ahead = [] if job.config.gate.sentinel == "in_job" else list(job.param("ahead"))
+    return LaneLink(LaneOrder(job.config, fingerprint, shard, ahead, outputs), place)

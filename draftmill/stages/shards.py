@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -41,8 +42,8 @@ class Shards:
     def read(self, shard: str, coming: bool) -> list[Asked] | None:
         """The rows of a shard that are to be asked; None if it is not there.
 
-        A `coming` one is left alone too if it is finished, or if another build works on it. Rows that earlier shards have
-        go to its journal.
+        A `coming` one is left alone too if it is finished, or if another build or another host works on it. Rows that
+        earlier shards have go to its journal.
         """
         if coming and (self._finished(shard) or self._claimed_elsewhere(shard)):
             return None
@@ -74,7 +75,8 @@ class Shards:
     def _claimed_elsewhere(self, shard: str) -> bool:
         try:
             claim = json.loads(self._store.get(layout.claim("generate", f"{shard}-{self._generate}")))
-            return bool(claim["run"] != os.environ.get(RUN_VARIABLE, ""))
+            ours = (os.environ.get(RUN_VARIABLE, ""), socket.gethostname())
+            return bool((claim["run"], claim["host"]) != ours)
         except (KeyError, ValueError, TypeError):
             return False
 

@@ -90,7 +90,9 @@ def completion(number: int, prompt: Sequence[int], output: Sequence[int], **over
 
 
 class Beat:
-    """A heartbeat that only counts."""
+    """A heartbeat that only counts, and tells how it ended."""
+
+    ended: str | None = None
 
     def __init__(self, total: int) -> None:
         self.total, self.rows, self.tokens = total, 0, 0
@@ -98,8 +100,8 @@ class Beat:
     def __enter__(self) -> Beat:
         return self
 
-    def __exit__(self, *_: object) -> None:
-        pass
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        self.ended = "done" if kind is None else "failed"
 
     def advance(self, units: int, tokens: int = 0, facts: Mapping[str, Any] | None = None) -> None:
         self.rows += units

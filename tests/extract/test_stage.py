@@ -83,6 +83,7 @@ def refused(stage, config, tapped, rows):
         stage.run(config, tapped, rows)
     assert is_one_sentence(caught.value)
     assert not stage.hidden.exists()
+    assert stage.beat.ended == "failed", "the store is told"
     return str(caught.value)
 
 

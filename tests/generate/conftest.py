@@ -59,7 +59,9 @@ def prompts(count: int = 9) -> list[dict[str, Any]]:
 
 
 class Beat:
-    """A heartbeat that only counts."""
+    """A heartbeat that only counts, and tells how it ended."""
+
+    ended: str | None = None
 
     def __init__(self, total: int) -> None:
         self.total, self.done, self.resumed = total, 0, 0
@@ -67,8 +69,8 @@ class Beat:
     def __enter__(self) -> Beat:
         return self
 
-    def __exit__(self, *_: object) -> None:
-        pass
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        self.ended = "done" if kind is None else "failed"
 
     def resume(self, done: int) -> None:
         self.done = self.resumed = done

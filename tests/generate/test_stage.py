@@ -312,6 +312,7 @@ def test_nothing_is_published_when_rows_are_not_conserved(scripted, stage, monke
     with pytest.raises(RuntimeError, match=r"\.parquet: of 3 rows 4 were completed and 0 rejected"):
         run.run(*scripted(answer()))
     assert {key.partition("/")[0] for key in run.store.list()} == {"journal", "prompts.parquet"}
+    assert run.beat.ended == "failed", "the store is told"
 
 
 def test_mixed_settings_are_asked_by_row_and_written_beside_it(scripted, stage):

@@ -10,29 +10,43 @@ import subprocess
 import time
 from typing import Any
 
-from benchmarks.generate import run as benchmark
 from benchmarks.generate.project import GpuProject
+from draftmill.engines import server
 from draftmill.gpu import check as by_hand
 from draftmill.gpu import processes
 from tests.gpu.generate_steps import pretend
-from tests.gpu.visit import Visit
+from tests.gpu.visit import Unfinished, Visit
+
+_TRIES, _STALE_S = 5, 3.0
+# What a kill with its recovery takes on one H200 at most: a server's start.
+_A_KILL_S = 120.0
+_ANSWERED = '"POST /generate HTTP/1.1" 200'
 
 
 class Kills:
     """A build that is killed at random moments and taken up again."""
 
-    def __init__(self, visit: Visit, project: GpuProject) -> None:
-        self.visit, self.project, self.rng = visit, project, random.Random(visit.args.seed)
+    def __init__(self, visit: Visit, project: GpuProject, shards: list[str]) -> None:
+        self.visit, self.project, self.shards = visit, project, shards
+        self.rng = random.Random(f"{visit.args.seed} {time.time()}")
         graph = project.graph()
-        self.shards = [name for name in graph.shards if graph.wanted("generate", name)]
-        self.targets = [f"build/{graph.completions(name)}" for name in self.shards]
+        self.targets = [f"build/{graph.completions(name)}" for name in shards]
         self.log = visit.out / "kills.log"
         self.builder: subprocess.Popen[bytes] | None = None
-        self.done: list[dict[str, Any]] = []
+        # Tries of rows that were asked again, as each job's heartbeat told them last.
+        self.tries: dict[str, int] = {}
 
     def start(self) -> None:
         if self.builder is None or self.builder.poll() is not None:
             self.builder = self.project.start(self.targets, self.log)
+
+    def end(self) -> None:
+        """End the build as SIGKILL does, and wait for its jobs."""
+        if self.builder is not None:
+            self.builder.kill()
+            self.builder.wait()
+        if not processes.wait_until(lambda: not self.jobs(), 20):
+            raise RuntimeError("jobs live on without their Snakemake")
 
     def over(self) -> bool:
         return all((self.project.folder / target).exists() for target in self.targets)
@@ -42,13 +56,16 @@ class Kills:
         found = 0
         for path in (self.project.folder / "build/progress/generate").glob("*.json"):
             try:
-                found += int(json.loads(path.read_text()).get("done") or 0)
+                beat = json.loads(path.read_text())
+                found += int(beat.get("done") or 0)
+                tries = int(beat.get("failures") or 0) + int(beat.get("retries") or 0)
             except (OSError, ValueError):
                 continue
+            self.tries[path.name] = max(tries, self.tries.get(path.name, 0))
         return found
 
     def flowing(self, limit_s: float) -> bool:
-        """Wait until rows come; False when the build is over before."""
+        """Wait until rows come; False when the build is over before. Raises RuntimeError if none come, or it failed."""
         before, end = self.rows(), time.monotonic() + limit_s
         while time.monotonic() < end:
             if self.over():
@@ -72,79 +89,159 @@ class Kills:
         return found
 
     def kill(self, kind: str) -> dict[str, Any]:
+        """One kill, made again until it met somebody, and that the build goes on after it. Raises RuntimeError if not."""
+        for _ in range(_TRIES):
+            self.start()
+            if not self.flowing(150):
+                raise RuntimeError("the build was over before all kills were made: give more --kill-prompts")
+            time.sleep(self.rng.uniform(0.2, 4))
+            began, rows = time.monotonic(), self.rows()
+            if self._kill(kind):
+                break
+        else:
+            raise RuntimeError(f"no {kind} was there to be killed, {_TRIES} times")
+        if kind == "snakemake":
+            self.end()
+        # Heartbeats on their way may tell of rows from before the kill.
+        time.sleep(_STALE_S)
         self.start()
-        if not self.flowing(150):
-            return {"kind": kind, "skipped": "the build was over"}
-        time.sleep(self.rng.uniform(0.2, 4))
+        resumed = self.flowing(200) or self.over()
+        return {"kind": kind, "rows": rows, "resumed": resumed, "seconds": round(time.monotonic() - began, 1)}
+
+    def _kill(self, kind: str) -> bool:
         pid = self.victim(kind)
         if pid is None:
-            return {"kind": kind, "skipped": "nothing to kill at that moment"}
-        began, rows = time.monotonic(), self.rows()
-        os.kill(pid, signal.SIGKILL)
-        if kind == "snakemake" and self.builder is not None:
-            self.builder.wait()
-            processes.wait_until(lambda: not self.jobs(), 20)
-        self.start()
-        resumed = self.flowing(200) if not self.over() else True
-        return {"kind": kind, "rows": rows, "resumed": resumed, "seconds": round(time.monotonic() - began, 1)}
+            return False
+        try:
+            os.kill(pid, signal.SIGKILL)
+        except ProcessLookupError:
+            return False
+        return True
 
     def victim(self, kind: str) -> int | None:
         if kind == "snakemake":
             return self.builder.pid if self.builder is not None and self.builder.poll() is None else None
         if kind == "job":
-            return next(iter(self.jobs()), None)
+            jobs = self.jobs()
+            return self.rng.choice(jobs) if jobs else None
         records = self.visit.records()
         if not records:
             return None
+        record = self.rng.choice(records)
         if kind == "keeper":
-            return records[-1].keeper.pid
-        return records[-1].server.pid if records[-1].server is not None else None
+            return record.keeper.pid
+        return record.server.pid if record.server is not None else None
+
+
+class Diary:
+    """The kills of a visit on disk, so that another call makes those that are left."""
+
+    def __init__(self, visit: Visit) -> None:
+        self._path, args = visit.work / "kills.json", visit.args
+        if self._path.exists():
+            found = json.loads(self._path.read_text())
+        else:
+            kinds = ["job", "server", "snakemake"] * args.kills + ["keeper"] * args.keeper_kills
+            random.Random(args.seed).shuffle(kinds)
+            found = {"kinds": kinds, "done": [], "tries": {}, "stops": 0}
+        self.kinds: list[str] = found["kinds"]
+        self.done: list[dict[str, Any]] = found["done"]
+        self.tries: dict[str, int] = found["tries"]
+        self.stops: int = found["stops"]
+
+    @property
+    def left(self) -> list[str]:
+        return self.kinds[len(self.done) :]
+
+    def save(self) -> None:
+        found = {"kinds": self.kinds, "done": self.done, "tries": self.tries, "stops": self.stops}
+        self._path.write_text(json.dumps(found))
+
+
+def bound(diary: Diary, shards: int, flush_rows: int, in_flight: int) -> dict[str, int]:
+    """How many rows the kills may have cost, by what each kind loses at most.
+
+    A killed job loses nothing, as the lane goes on. What a killed server had answered and nobody had read is in flight. With
+    Snakemake the lane ends: one flush interval, and what is in flight; the end of a call is the same. Rows that were tried
+    again, and canaries (a few at each start of a server or a lane, one behind each shard), are no loss.
+    """
+    counts = {kind: diary.kinds.count(kind) for kind in ("job", "server", "keeper", "snakemake")}
+    lanes = counts["snakemake"] + diary.stops
+    servers = counts["server"] + counts["keeper"]
+    return {
+        "lost": lanes * (flush_rows + in_flight) + servers * in_flight,
+        "tried_again": sum(diary.tries.values()),
+        "canaries": 4 * (1 + lanes + servers) + 2 * (shards + counts["job"]),
+    }
+
+
+def judge(found: dict[str, Any], diary: Diary, allowed: dict[str, int]) -> None:
+    """Raise RuntimeError unless every kill was made and survived, and the reckoning is right."""
+    wrong = [kill for kill in diary.done if not kill["resumed"]]
+    if diary.left or wrong:
+        raise RuntimeError(f"kills that are left: {diary.left}, after which nothing went on: {wrong}")
+    if found["missing"] or found["twice"] or found["strange"]:
+        raise RuntimeError(json.dumps(found))
+    answered, stored = found["answered_by_servers"], found["completed"]
+    if answered < stored:
+        raise RuntimeError(
+            f"the servers' logs tell of {answered} answers and {stored} rows are stored: no bound is known"
+        )
+    if answered - stored > sum(allowed.values()):
+        raise RuntimeError(
+            f"{answered} rows were answered for {stored}, more than {allowed} explain: {json.dumps(found)}"
+        )
 
 
 def kills(visit: Visit) -> None:
     """SIGKILL of job, server and Snakemake, then the reckoning: every prompt once, few rows twice, no memory left."""
     args = visit.args
+    in_flight = min(args.in_flight, 128)
     project = visit.project(
         "kills", args.kill_prompts, args.kill_samples, shard_rows=max(args.kill_prompts // 8, 4), retries=20,
-        flush_rows=256, in_flight=min(args.in_flight, 128), sglang={"ahead_rows": 1024},
+        flush_rows=args.flush_rows, in_flight=in_flight, sglang={"ahead_rows": 8 * in_flight},
         server={"idle_seconds": 90, "max_restarts": 20},
     )  # fmt: skip
-    pretend(visit, project)
-    if not args.pretend_pilot:
-        visit.step("kills_pilot", lambda: benchmark.pilot(project, visit.out), 240)
-    run = Kills(visit, project)
-    kinds = ["job", "server", "snakemake"] * args.kills
-    run.rng.shuffle(kinds)
-    kinds[kinds.index("server")] = "keeper"
+    pretend(project)
+    # A server of an earlier step would have its log, and the rows it answers, in that step's folder.
+    server.end_servers(visit.policy)
+    diary = Diary(visit)
+    run = Kills(visit, project, list(project.graph().shards))
+    run.tries = diary.tries
 
     def disturb() -> Any:
-        for kind in kinds:
-            run.done.append(run.kill(kind))
-            visit.figures["kills"] = run.done
+        for kind in diary.left:
+            if args.resume and visit.left() < args.least * _A_KILL_S:
+                raise Unfinished("kills")
+            diary.done.append(run.kill(kind))
+            diary.save()
+            visit.figures["kills"] = diary.done
             visit.save()
-        return run.done
+        return diary.done
 
     def finish() -> Any:
         run.start()
         assert run.builder is not None
-        status = run.builder.wait()
+        while (status := run.builder.poll()) is None:
+            run.rows()
+            time.sleep(0.5)
         if status or not run.over():
-            run.start()
-            status = run.builder.wait()
+            raise RuntimeError(f"snakemake ended with {status}\n{run.log.read_text()[-2000:]}\n{project.logs()}")
         found = project.accounted(project.graph(), run.shards, args.kill_samples)
-        posts = visit.server_logs(project).count('"POST /generate HTTP/1.1" 200')
-        found |= {"snakemake": status, "answered_by_servers": posts, "flush_rows": 256, "kills": len(run.done)}
-        if status or found["missing"] or found["twice"] or found["strange"]:
-            raise RuntimeError(json.dumps(found))
+        allowed = bound(diary, len(run.shards), args.flush_rows, in_flight)
+        answered = visit.server_logs(project).count(_ANSWERED)
+        found |= {"answered_by_servers": answered, "allowed": allowed, "kills": len(diary.done), "stops": diary.stops}
+        judge(found, diary, allowed)
         return found
 
     try:
-        visit.step("kills", disturb, 400)
-        visit.step("kills_reckoning", finish, 150)
+        visit.step("kills", disturb, 540)
+        visit.step("kills_reckoning", finish, 240)
     finally:
         if run.builder is not None and run.builder.poll() is None:
-            run.builder.kill()
-            run.builder.wait()
+            diary.stops += 1
+            run.end()
+        diary.save()
     visit.step("kills_memory", lambda: freed(visit), 60)
 
 
@@ -167,24 +264,21 @@ def idle(visit: Visit) -> None:
     args = visit.args
     project = visit.project(
         "kills", args.kill_prompts, args.kill_samples, shard_rows=max(args.kill_prompts // 8, 4), seed=1, retries=1,
-        in_flight=min(args.in_flight, 128),         server={"idle_seconds": 10},
+        in_flight=min(args.in_flight, 128), server={"idle_seconds": 10},
     )  # fmt: skip
-    pretend(visit, project)
+    pretend(project)
 
     def work() -> Any:
-        graph = project.graph()
-        run = Kills(visit, project)
-        run.targets = [f"build/{graph.completions(graph.pilot_shard)}"]
+        # A server of an earlier step would stay idle as long as that one said.
+        server.end_servers(visit.policy)
+        run = Kills(visit, project, [project.graph().pilot_shard])
         run.start()
-        assert run.builder is not None
         try:
-            run.flowing(170)
+            if not run.flowing(170):
+                raise RuntimeError("the shard was done before Snakemake could be killed: give more --kill-prompts")
         finally:
-            run.builder.kill()
-            run.builder.wait()
-        began = time.monotonic()
-        if not processes.wait_until(lambda: not run.jobs(), 20):
-            raise RuntimeError("jobs live on without their Snakemake")
+            began = time.monotonic()
+            run.end()
         jobs_s = time.monotonic() - began
         return {"jobs_gone_s": round(jobs_s, 1), **freed(visit), "server_gone_s": round(time.monotonic() - began, 1)}
 

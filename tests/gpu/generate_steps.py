@@ -24,9 +24,10 @@ def measure(visit: Visit) -> None:
 
     def work() -> Any:
         out = visit.out / "bench_generate.json"
-        said = project.cli(
+        (said,) = project.cli(
             "bench", "generate", "--configfile", "config.yaml", "--prompts", str(4 * visit.args.in_flight),
-            "--in-flight", visit.args.loads, "--keep", "--out", str(out), timeout=260, marked=True,
+            "--in-flight", visit.args.loads, "--gpus", str(visit.args.gpus), "--keep", "--out", str(out), timeout=260,
+            marked=True,
         )  # fmt: skip
         return {"said": said.splitlines(), "host_gib": [round(r.host_bytes / 2**30, 1) for r in visit.records()]}
 
@@ -39,7 +40,7 @@ def exchanges(visit: Visit) -> None:
 
     def work() -> Any:
         benchmark.warm(project, 170)
-        url = project.server_url()
+        url = project.server_urls()[0]
         found = [exchange(url, method, path, body) for method, path, body in asked(project, visit)]
         (visit.out / "exchanges.json").write_text(json.dumps(found, indent=1) + "\n")
         return {"exchanges": len(found), "statuses": [one["status"] for one in found]}
@@ -88,7 +89,7 @@ def greedy(visit: Visit) -> None:
         benchmark.warm(project, 170)
         bodies = [json.loads(body) for body in project.requests(project.graph().shards[:2])]
         unique = list({tuple(body["input_ids"]): body for body in bodies}.values())[:GREEDY_PROMPTS]
-        url, rows = project.server_url(), []
+        url, rows = project.server_urls()[0], []
         for body in unique:
             sampling = {**body["sampling_params"], "temperature": 0.0, "max_new_tokens": GREEDY_TOKENS}
             reply = exchange(url, "POST", "/generate", {**body, "sampling_params": sampling})
@@ -113,28 +114,20 @@ def greedy(visit: Visit) -> None:
     visit.step("greedy", work, 280)
 
 
-def pretend(visit: Visit, project: GpuProject) -> None:
-    """A pilot's record where nothing can be extracted: the plan multiplies by it, and waits for it."""
-    if visit.args.pretend_pilot:
-        path = project.folder / "build" / project.graph().pilot()
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps({"rows": 10, "tokens": 400}))
+def pretend(project: GpuProject) -> None:
+    """A pilot's record where nothing can be extracted, or need be: the plan multiplies by it, and waits for it."""
+    path = project.folder / "build" / project.graph().pilot()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps({"rows": 10, "tokens": 400}))
 
 
 def bench(visit: Visit) -> None:
     """The build against the bare client."""
     args = visit.args
     project = visit.project("bench", len(visit.prompts), args.samples)
-    pretend(visit, project)
     if args.pretend_pilot:
-        visit.step("server_start", lambda: benchmark.warm(project, 200), 210)
-        built = visit.step("build", lambda: benchmark.build(project, visit.out, args.samples), 330)
-        alone = visit.step(
-            "bare", lambda: benchmark.bare(project, visit.out, built["shards"], args.in_flight, 240), 260
-        )
-        found = visit.step("ratio", lambda: benchmark.compare(built, alone), 5)
-    else:
-        found = benchmark.whole(project, visit.out, args.samples, args.in_flight, visit.step)
+        pretend(project)
+    found = benchmark.whole(project, visit.out, args.samples, args.in_flight, visit.step, args.pretend_pilot)
     visit.figures["ratio"] = found
     print(f"build {found['build_tokens_per_second']} tokens/s, bare client {found['bare_tokens_per_second']} tokens/s, "
           f"ratio {found['ratio']} (wanted: {found['wanted']})", flush=True)  # fmt: skip
@@ -158,7 +151,7 @@ def big(visit: Visit) -> None:
         project = visit.project("big", 1500, 1, server={"flags": flags}, max_token_run=256)
 
         def work() -> Any:
-            said = project.cli(
+            (said,) = project.cli(
                 "bench", "generate", "--configfile", "config.yaml", "--prompts", str(3 * visit.args.in_flight),
                 "--in-flight", f"{visit.args.in_flight // 2},{visit.args.in_flight}", "--out",
                 str(visit.out / "bench_big.json"), timeout=330,

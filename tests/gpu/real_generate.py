@@ -8,6 +8,11 @@ Snakemake, three each), idle (Snakemake killed for good: the server ends by itse
 Each step is limited in time and runs whatever became of the one before; OUT/generate.json is rewritten after every one.
 No server is left behind: at the end, also after an error or a limit, all of them are ended and the GPU is proven free.
 Exits with 1 when a step failed.
+
+Where a command may only run for minutes, give the same one again and again while it exits with 3: with `--resume` and a
+`--work` that stays, each call makes what is left, and begins nothing that it has no time for.
+
+    python tests/gpu/real_generate.py OUT --work WORK --resume --minutes 9.2 --steps bench,kills,idle --model DIR --prompts F
 """
 
 from __future__ import annotations
@@ -27,10 +32,11 @@ os.environ["PYTHONPATH"] = os.pathsep.join([str(ROOT), *filter(None, [os.environ
 
 from tests.gpu.generate_kills import idle, kills  # noqa: E402
 from tests.gpu.generate_steps import bench, big, exchanges, greedy, measure  # noqa: E402
-from tests.gpu.visit import StepFailed, Visit, add_arguments  # noqa: E402
+from tests.gpu.visit import StepFailed, Unfinished, Visit, add_arguments  # noqa: E402
 
 __all__ = ["add_arguments", "visit"]
 
+UNFINISHED = 3
 STEPS: dict[str, Callable[[Visit], None]] = {
     "measure": measure,
     "exchanges": exchanges,
@@ -51,27 +57,38 @@ def _ended(*_: object) -> None:
 
 
 def visit(args: argparse.Namespace) -> int:
-    """All chosen steps; the exit status."""
+    """All chosen steps, or what an earlier call has left of them; the exit status."""
     signal.signal(signal.SIGALRM, _too_long)
     signal.signal(signal.SIGTERM, _ended)
-    found, failed = Visit(args), []
+    found, unfinished = Visit(args), ""
     try:
         for name in args.steps.split(","):
+            if name in found.over:
+                continue
             try:
                 STEPS[name](found)
-            except StepFailed as step:
-                failed.append(str(step))
+                found.over[name] = True
+            except Unfinished as step:
+                unfinished = str(step)
+                break
+            except StepFailed:
+                found.over[name] = False
             except Exception:
                 found.steps.append({"step": name, "ok": False, "seconds": 0, "detail": traceback.format_exc()[-6000:]})
                 print(found.steps[-1]["detail"], flush=True)
-                failed.append(name)
+                found.over[name] = False
     finally:
         found.figures["at_the_end"] = found.clear()
         found.save()
         print(json.dumps(found.figures["at_the_end"]), flush=True)
+    failed = [name for name, well in found.over.items() if not well]
     if found.figures["at_the_end"]["verdict"] != "free":
         failed.append("at_the_end")
-    print("failed: " + ", ".join(failed) if failed else "all steps passed", flush=True)
+    said = "failed: " + ", ".join(failed) if failed else "all steps passed"
+    if unfinished and "at_the_end" not in failed:
+        print(f"{said} so far; time is over before {unfinished}: give the same command again", flush=True)
+        return UNFINISHED
+    print(said, flush=True)
     return int(bool(failed))
 
 

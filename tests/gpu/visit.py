@@ -22,6 +22,13 @@ from draftmill.gpu import lease, reclaim
 from draftmill.gpu.policy import GatePolicy
 
 DEFAULT = "measure,exchanges,greedy,bench,kills,idle"
+# Seconds that a step takes on one H200 at least; with less left it is kept for the next call (--resume).
+LEAST = {
+    "measure": 200, "exchanges": 120, "greedy": 150, "pilot": 240, "server_start": 330, "build": 200, "bare": 110,
+    "kills": 200, "kills_reckoning": 100, "idle": 190, "big_model": 300,
+}  # fmt: skip
+# What holds a server up is done again in the next call; what was found is not.
+AGAIN = frozenset({"server_start"})
 # Python backends of SGLang, for a host where its compiled ones are absent; memory is left for a look beside the server.
 PLAIN = {
     "attention-backend": "triton",
@@ -43,15 +50,24 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--work", type=Path, help="folder of the builds (default: a new one)")
     parser.add_argument("--steps", default=DEFAULT)
     parser.add_argument("--minutes", type=float, default=9.0, help="limit of all steps together")
+    parser.add_argument(
+        "--resume",
+        action="store_true",
+        help="go on from OUT and --work of an earlier call; exits with 3 while steps are left: give the same command again",
+    )
+    parser.add_argument("--least", type=float, default=1.0, help="factor on the seconds that a step must have left")
+    parser.add_argument("--gpus", type=int, default=1, help="GPUs of the builds, with a server each")
     parser.add_argument("--in-flight", type=int, default=512)
     parser.add_argument("--loads", default="128,256,512")
     parser.add_argument("--context", type=int, default=2048)
     parser.add_argument("--max-new-tokens", type=int, default=256)
     parser.add_argument("--shard-rows", type=int, default=640, help="prompts a shard of the benchmark")
     parser.add_argument("--samples", type=int, default=4, help="answers a prompt of the benchmark")
-    parser.add_argument("--kill-prompts", type=int, default=1500)
+    parser.add_argument("--kill-prompts", type=int, default=2000)
     parser.add_argument("--kill-samples", type=int, default=6)
-    parser.add_argument("--kills", type=int, default=3, help="kills of each kind")
+    parser.add_argument("--kills", type=int, default=3, help="kills of job, server and Snakemake each")
+    parser.add_argument("--keeper-kills", type=int, default=1)
+    parser.add_argument("--flush-rows", type=int, default=256, help="rows of a segment of a journal, beside the kills")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--pretend-pilot", action="store_true", help="put down a pilot's record instead of extracting")
 
@@ -60,6 +76,8 @@ class Visit:
     """The host under test, its folders, and the results so far."""
 
     def __init__(self, args: argparse.Namespace) -> None:
+        if args.resume and args.work is None:
+            raise SystemExit("--resume goes on from a --work of its own: name it")
         self.args, self.out = args, args.out.resolve()
         self.out.mkdir(parents=True, exist_ok=True)
         self.work = (args.work or Path(tempfile.mkdtemp(prefix="real-generate-"))).resolve()
@@ -69,6 +87,11 @@ class Visit:
         self.end = time.monotonic() + args.minutes * 60
         self.steps: list[dict[str, Any]] = []
         self.figures: dict[str, Any] = {}
+        # Chosen steps that are over, and whether they were well.
+        self.over: dict[str, bool] = {}
+        if args.resume and (self.out / "generate.json").exists():
+            earlier = json.loads((self.out / "generate.json").read_text())
+            self.steps, self.figures, self.over = earlier["steps"], earlier["figures"], earlier["over"]
         self.prompts: list[str] = json.loads(args.prompts.read_text())
         self.host = self._host()
 
@@ -90,16 +113,35 @@ class Visit:
 
     def project(self, name: str, prompts: int, samples: int, **more: Any) -> GpuProject:
         args = self.args
-        made = GpuProject(self.work / name, self.host, args.model, self.prompts[:prompts], context=args.context)
+        made = GpuProject(
+            self.work / name, self.host, args.model, self.prompts[:prompts], context=args.context, gpus=args.gpus
+        )
         settings = {"shard_rows": args.shard_rows, "in_flight": args.in_flight, "max_new_tokens": args.max_new_tokens}
         made.configure(**{**settings, "samples": samples, **more})
         return made
 
+    def left(self) -> float:
+        """Seconds of this call."""
+        return self.end - time.monotonic()
+
+    def short_of(self, name: str) -> bool:
+        """Whether too little of a call is left for a step, so that the next one is to make it."""
+        return self.args.resume and self.left() < self.args.least * LEAST.get(name, 20)
+
     def step(self, name: str, work: Callable[[], Any], limit_s: float) -> Any:
-        """One step under its limit and the visit's; its result or failure is written down at once."""
-        left = self.end - time.monotonic()
-        began = time.monotonic()
+        """One step under its limit and the visit's; its result or failure is written down at once.
+
+        With `resume`, what an earlier call found is given back, and Unfinished is raised when this call's time is over.
+        """
+        if self.args.resume and name not in AGAIN:
+            for earlier in self.steps:
+                if earlier["step"] == name and earlier["ok"]:
+                    return earlier["detail"]
+        if self.short_of(name):
+            raise Unfinished(name)
+        left, began = self.left(), time.monotonic()
         detail: Any
+        ok: bool | None
         if left < 5:
             detail, ok = "not begun: the visit's time is over", False
         else:
@@ -108,20 +150,27 @@ class Visit:
                 detail, ok = work(), True
             except KeyboardInterrupt:
                 raise
+            except Unfinished:
+                detail, ok = "the rest is left to the next call", None
             except BaseException as error:
-                detail, ok = "".join(traceback.format_exception(error))[-6000:], False
+                over = self.args.resume and self.left() < 1
+                detail, ok = "".join(traceback.format_exception(error))[-6000:], None if over else False
             finally:
                 signal.setitimer(signal.ITIMER_REAL, 0)
         record = {"step": name, "ok": ok, "seconds": round(time.monotonic() - began, 2), "detail": detail}
         self.steps.append(record)
         print(json.dumps(record)[:3000], flush=True)
         self.save()
+        if ok is None:
+            raise Unfinished(name)
         if not ok:
             raise StepFailed(name)
         return detail
 
     def save(self) -> None:
-        document = {"figures": self.figures, "versions": self._versions(), "steps": self.steps}
+        document = {
+            "figures": self.figures, "versions": self._versions(), "over": self.over, "steps": self.steps
+        }  # fmt: skip
         (self.out / "generate.json").write_text(json.dumps(document, indent=1) + "\n")
 
     def _versions(self) -> dict[str, str]:
@@ -161,3 +210,7 @@ class Visit:
 
 class StepFailed(Exception):
     """A step failed; those that build on it are left out."""
+
+
+class Unfinished(Exception):
+    """A step is for the next call, as this one's time is over."""

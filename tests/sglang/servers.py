@@ -44,7 +44,7 @@ class OwnServer:
     def __init__(self, record: Path, *options: str, restarts: int = 5) -> None:
         self.record, self.options, self.left = record, options, restarts
         self.reasons: list[str] = []
-        self.epoch, self.state = 0, "ready"
+        self.epoch = 0
         self.process, self.port = start(record, *options)
 
     @property

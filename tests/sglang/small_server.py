@@ -167,6 +167,8 @@ class Small:
             left -= step
 
     def note(self, prompt, parameters, tokens, canary) -> None:
+        if self.options.access_log and not canary:
+            print('"POST /generate HTTP/1.1" 200 OK', flush=True)
         if self.record >= 0:
             digest = hashlib.sha256(json.dumps(prompt).encode()).hexdigest()[:16]
             row = {"prompt": digest, "seed": parameters.get("sampling_seed"), "tokens": tokens, "canary": canary}
@@ -258,6 +260,7 @@ def main() -> None:
     parser.add_argument("--record", default="")
     parser.add_argument("--mode", default="well", help="manners from the start")
     parser.add_argument("--no-metrics", action="store_true")
+    parser.add_argument("--access-log", action="store_true", help="print a line for each answered row, as uvicorn does")
     parser.add_argument("--spare-canary", action="store_true", help="misbehave to rows only")
     parser.add_argument("--parent", type=int, default=0, help="end when this process is the parent no more")
     options, _ = parser.parse_known_args()

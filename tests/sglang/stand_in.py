@@ -2,7 +2,7 @@
 
 `how` (also the file STAND_IN_HOW names, read at the start): a JSON object with any of `delay` (seconds before it
 answers), `die` (words it says before it exits with status 1), `model`, `context`, `kv_tokens` (what it says of itself),
-`mute` (it never answers a prompt).
+`mute` (it never answers a prompt), `full` (so many prompts are answered, and all later ones wait without end).
 """
 
 import json
@@ -33,12 +33,17 @@ def main(port: int, model: str, how: dict[str, Any]) -> None:
         "max_total_num_tokens": how.get("kv_tokens", 100_000),
     }
 
+    asked: list[int] = []
+
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
             self.reply({"/server_info": info}.get(self.path))
 
         def do_POST(self) -> None:
             self.rfile.read(int(self.headers["Content-Length"]))
+            asked.append(1)
+            if len(asked) > how.get("full", len(asked)):
+                time.sleep(3600)
             if how.get("mute"):
                 self.send_error(500)
                 return

@@ -107,11 +107,11 @@ def test_the_decode_counter_is_the_sum_over_ranks_and_nothing_else():
 def test_what_a_server_says_of_itself():
     found = api.served(
         {
-            "model_path": "m", "revision": None, "context_length": 4096, "version": "0.5.17",
+            "model_path": "m", "revision": None, "context_length": 4096,
             "internal_states": [{"effective_max_running_requests_per_dp": 64}],
         }
     )  # fmt: skip
-    assert (found.model, found.context, found.running, found.version) == ("m", 4096, 64, "0.5.17")
+    assert (found.model, found.context, found.running) == ("m", 4096, 64)
     assert api.served({}).context is None
 
 

@@ -328,6 +328,40 @@ def test_a_server_that_is_not_what_it_should_be_is_refused(place: Place, how: di
     until(place.gone, "the keeper's end")
 
 
+def test_a_server_that_is_full_of_rows_is_asked_for_none_by_the_next_job(place: Place) -> None:
+    """A prompt would wait behind thousands of rows, and the server would be ended as one that does not answer."""
+    place.order(full=1)
+    config = place.config(start_seconds=20)
+    first = place.job(config)
+    second = place.job(config, shard="s2")
+    assert (second.url, second.epoch, second.kv_tokens) == (first.url, first.epoch, 100_000)
+    assert second.alive()
+    assert place.starts() == 1
+
+
+def test_each_epoch_is_proven_by_a_first_answer(place: Place) -> None:
+    place.order(full=1)
+    folder = server_record.folder(lease.lock_dir(place.policy.lock_dir))
+    config = place.config()
+    with place.take(config) as held:
+        old = server.open_server(config, held, "model-1")
+        assert server_record.proven(folder, old.token) == old.epoch
+        new = old.restart("it is sick")
+    assert server_record.proven(folder, new.token) == new.epoch > old.epoch
+    server.end_servers(place.policy)
+    until(place.gone, "the end of the server")
+    assert server_record.proven(folder, new.token) is None
+
+
+def test_a_record_that_cannot_be_read_now_is_no_dead_server(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Such as when this process is out of open files: a healthy server would be restarted for it."""
+    handle = place.job(place.config())
+    monkeypatch.setattr(server_record, "read", lambda *_: None)
+    assert handle.alive()
+    server_record.path(Path(handle.place), handle.token).unlink()
+    assert not handle.alive()
+
+
 @pytest.mark.slow
 def test_a_job_killed_during_the_start_costs_no_second_start(place: Place) -> None:
     place.order(delay=3)
@@ -368,18 +402,18 @@ def test_a_server_at_a_url_must_be_the_one_meant(place: Place, tmp_path: Path) -
         from draftmill.engines.server_checks import check_urls
 
         until(lambda: _answers(url), "an answer")
-        check_urls(of("org/model"))
+        check_urls(of("org/model"), [url], patience_s=0)
         with pytest.raises(UserError, match=r"serves org/model, but target.model is org/other"):
-            check_urls(of("org/other"))
+            check_urls(of("org/other"), [url], patience_s=0)
         with pytest.raises(UserError, match=r"revision unknown .* start it with --revision abc"):
-            check_urls(of("org/model", revision="abc"))
+            check_urls(of("org/model", revision="abc"), [url], patience_s=0)
         with pytest.raises(UserError, match=r"takes rows of 512 tokens, but the configuration means 4096"):
-            check_urls(of("org/model", context_length=4096))
+            check_urls(of("org/model", context_length=4096), [url], patience_s=0)
     finally:
         process.kill()
         process.wait()
     with pytest.raises(UserError, match="cannot be reached"):
-        check_urls(of("org/model"))
+        check_urls(of("org/model"), [url], patience_s=0)
 
 
 def _answers(url: str) -> bool:

@@ -54,6 +54,8 @@ class Works:
         for number in range(shards):
             shard = f"{number:012x}"
             found = [identify({"messages": [{"role": "user", "content": t}]}) for t in prompt_texts(rows, seed=number)]
+            # Of many made-up texts some come up in two shards, and would count as generated twice.
+            found = [prompt for prompt in found if not any(prompt.prompt_id in ids for ids in self.ids.values())]
             self.ids[shard] = {prompt.prompt_id for prompt in found}
             table = [{"prompt_id": p.prompt_id, "source": "chat", "record": p.text} for p in found]
             write_rows(self.store.path(layout.prompts(shard)), PROMPTS, table, {})
@@ -66,12 +68,12 @@ class Works:
             "OMP_NUM_THREADS": "1",
         }
 
-    def job(self, shard):
+    def job(self, shard, **how):
         ahead = [other for other in self.ids if other > shard]
         with (self.folder / "job.log").open("ab") as log:
             return subprocess.Popen(
                 [sys.executable, "-m", "tests.sglang.shard_job", "config.json", shard, *ahead],
-                cwd=self.folder, env=self.environment, stdout=log, stderr=log,
+                cwd=self.folder, env=self.environment, stdout=log, stderr=log, **how,
             )  # fmt: skip
 
     def finished(self, shard):

@@ -50,6 +50,15 @@ def test_as_many_servers_as_fit_the_gpus() -> None:
     assert server_needs(config(gpus=4), gpus=4).shared_memory > server_needs(config(), gpus=4).shared_memory
 
 
+def test_each_row_in_flight_at_each_server_is_an_open_file(roomy: Any) -> None:
+    assert server_needs(config(), gpus=4).files == 4 * 512 + 256
+    urls = {"urls": ["http://elsewhere:1", "http://elsewhere:2"], "in_flight": 100}
+    assert server_needs(config(urls), gpus=1).files == 2 * 100 + 256
+    roomy(files=400)
+    with pytest.raises(UserError, match="456 open files are needed and the limit is 400"):
+        check_host(config(urls), gpus=1)
+
+
 def test_a_host_with_room_passes(roomy: Any) -> None:
     check_host(config(), gpus=4)
 

@@ -1,7 +1,9 @@
 """The estimator of tokens a second against loads whose rate is known, and the outlook's arithmetic."""
 
 import heapq
+import math
 import random
+import statistics
 from collections.abc import Sequence
 
 import pytest
@@ -64,7 +66,16 @@ def test_the_interval_covers_the_mean_as_often_as_it_says() -> None:
         values = [rng.gauss(10, 3) for _ in range(60)]
         found = bootstrap(values, rng)
         hits += found.low <= 10 <= found.high
-    assert 46 <= hits <= 60, "90% nominal"
+    assert 52 <= hits <= 60, "95 % nominal"
+
+
+def test_the_interval_is_as_wide_as_the_normal_law_has_it() -> None:
+    """95 % of a normal law lie within 1.96 standard errors; 90 % were within 1.64."""
+    rng = random.Random(2)
+    values = [rng.gauss(10, 3) for _ in range(2000)]
+    error = statistics.pstdev(values) / math.sqrt(len(values))
+    found = bootstrap(values, rng)
+    assert (found.high - found.low) / error == pytest.approx(2 * 1.96, rel=0.07)
 
 
 def measured(load: int, rate: float) -> Measured:
