@@ -1,14 +1,15 @@
 """What a key of the store is: layout.py read backwards.
 
 Whoever looks through a store (verify, gc, adopt) must know of every object what made it and what belongs to it, and
-must leave alone what it does not know; so there is one table of patterns, and no other place that takes keys apart.
+must leave alone what it does not know; so there is one table of patterns, and one function that takes the names of
+jobs apart.
 """
 
 from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from draftmill import layout
 from draftmill.layout import DRAFTER_FILES
@@ -32,6 +33,7 @@ Kind = Literal[
     "progress",
     "record",
     "claim",
+    "probe",
     "quarantine",
 ]
 # What a build is for; everything else in a store serves the building.
@@ -56,7 +58,7 @@ QUARANTINE = "quarantine/"
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One key: its kind, the stage and name of the job that makes it ("" if no job does), and the parts of its name."""
+    """One key: its kind, the stage and name of the job behind it ("" if there is none), and the parts of its name."""
 
     key: str
     kind: Kind
@@ -69,6 +71,24 @@ class Entry:
     def job(self) -> tuple[str, str] | None:
         """Stage and name of the job behind this key; None for what no job makes."""
         return (self.stage, self.name) if self.stage else None
+
+
+class Parts(NamedTuple):
+    """What a job's name is made of: its shard or window ("" if it has neither) and its stage's fingerprint."""
+
+    part: str
+    fp: str
+
+
+def parts(stage: str, name: str) -> Parts:
+    """A job's name taken apart."""
+    first, _, second = name.partition("-")
+    return Parts(second, first) if stage == "train" or not second else Parts(first, second)
+
+
+def job_name(stage: str, part: str, fp: str) -> str:
+    """The name that a job's record, claim and heartbeat carry; `part` is its shard or window, or nothing."""
+    return fp if not part else f"{fp}-{part}" if stage == "train" else f"{part}-{fp}"
 
 
 _HEX = r"[0-9a-f]{12}"
@@ -97,6 +117,7 @@ _PATTERNS: tuple[tuple[Kind, str, str], ...] = (
     ("progress", "", rf"progress/{_STAGE}/(?P<name>[0-9a-f-]+)\.json"),
     ("record", "", rf"records/{_STAGE}/(?P<name>[0-9a-f-]+)\.json"),
     ("claim", "", rf"claims/{_STAGE}/(?P<name>[0-9a-f-]+)\.json"),
+    ("probe", "", r"progress/\.probe-[0-9a-f]+"),
     ("quarantine", "", rf"{QUARANTINE}.+"),
 )
 _COMPILED = tuple((kind, stage, re.compile(pattern)) for kind, stage, pattern in _PATTERNS)
@@ -111,26 +132,30 @@ def identify(key: str) -> Entry | None:
     return None
 
 
-def _entry(key: str, kind: Kind, stage: str, parts: dict[str, str]) -> Entry:
-    shard, fp, window = (parts.get(part, "") for part in ("shard", "fp", "window"))
-    if not stage:
-        return Entry(key, kind, parts.get("stage", ""), parts.get("name", ""), shard, fp)
-    name = f"{fp}-{window}" if window else f"{shard}-{fp}" if shard else fp
-    return Entry(key, kind, stage, name, shard, fp)
+def _entry(key: str, kind: Kind, stage: str, groups: dict[str, str]) -> Entry:
+    shard, fp, window = (groups.get(part, "") for part in ("shard", "fp", "window"))
+    if "name" in groups:
+        return _of_job(key, kind, groups["stage"], groups["name"])
+    return Entry(key, kind, stage, job_name(stage, shard or window, fp) if stage else "", shard, fp)
+
+
+def _of_job(key: str, kind: Kind, stage: str, name: str) -> Entry:
+    part, fp = parts(stage, name)
+    return Entry(key, kind, stage, name, "" if stage == "train" else part, fp)
 
 
 def outputs(stage: str, name: str) -> list[list[str]]:
     """The keys a job makes, as alternatives: a shard's hidden states lie in one of two places. Empty if unknown."""
-    first, _, second = name.partition("-")
+    part, fp = parts(stage, name)
     known: dict[str, list[list[str]]] = {
-        "generate": [[layout.completions(first, second), layout.rejected(first, second)]],
-        "audit": [[layout.audit(first, second), layout.audit_page(first, second)]],
-        "audit_set": [[layout.audit_set(first)]],
-        "extract": [[layout.hidden(first, second)], [layout.held_out_hidden(first, second)]],
-        "pilot": [[layout.pilot(first)]],
-        "train": [[f"{layout.drafter(first, second)}/{file}" for file in DRAFTER_FILES]],
-        "evaluate": [[layout.evaluation(first)]],
-        "report": [[layout.report(first)]],
+        "generate": [[layout.completions(part, fp), layout.rejected(part, fp)]],
+        "audit": [[layout.audit(part, fp), layout.audit_page(part, fp)]],
+        "audit_set": [[layout.audit_set(fp)]],
+        "extract": [[layout.hidden(part, fp)], [layout.held_out_hidden(part, fp)]],
+        "pilot": [[layout.pilot(fp)]],
+        "train": [[f"{layout.drafter(fp, part)}/{file}" for file in DRAFTER_FILES]],
+        "evaluate": [[layout.evaluation(fp)]],
+        "report": [[layout.report(fp)]],
     }
     return known.get(stage, [])
 

@@ -29,6 +29,18 @@ SPEC_VERSIONS: Mapping[str, int] = {
     "report": 1,
 }
 
+# The stages whose fingerprints a stage's own covers, in order: what it is made from by way of them.
+INPUTS: Mapping[str, tuple[str, ...]] = {
+    "generate": (),
+    "audit": ("generate",),
+    "audit_set": ("audit",),
+    "extract": ("generate",),
+    "pilot": ("generate", "extract"),
+    "train": ("extract",),
+    "evaluate": ("train",),
+    "report": ("evaluate",),
+}
+
 # Keys of a section that leave its output's bytes alone.
 _GENERATE_FREE = {"flush_rows", "flush_seconds", "sglang"}
 _TRAIN_FREE = {"save_every", "micro_batch_rows"}
@@ -82,9 +94,9 @@ def resolve(
     spec: dict[str, dict[str, Any]] = {}
     fp: dict[str, str] = {}
 
-    def add(stage: str, inputs: Sequence[str], **settings: Any) -> None:
+    def add(stage: str, **settings: Any) -> None:
         spec[stage] = {"version": SPEC_VERSIONS[stage], **settings}
-        fp[stage] = fingerprint([stage, spec[stage], list(inputs)])
+        fp[stage] = fingerprint([stage, spec[stage], [fp[above] for above in INPUTS[stage]]])
 
     model = {
         "model": target,
@@ -94,19 +106,17 @@ def resolve(
     }
     add(
         "generate",
-        [],
         target=model,
         chat_template_args=config.target.chat_template_args,
         sampling=_sampling(config.generate),
     )
-    add("audit", [fp["generate"]], limits=config.audit.model_dump(mode="json"))
-    add("audit_set", [fp["audit"]], shards=[*shards.train, *shards.held_out])
-    add("extract", [fp["generate"]], target=model, taps=drafter["taps"], stored="bfloat16")
+    add("audit", limits=config.audit.model_dump(mode="json"))
+    add("audit_set", shards=[*shards.train, *shards.held_out])
+    add("extract", target=model, taps=drafter["taps"], stored="bfloat16")
     pilot = shards.train[config.pilot] if config.pilot < len(shards.train) else ""
-    add("pilot", [fp["generate"], fp["extract"]], shard=pilot)
+    add("pilot", shard=pilot)
     add(
         "train",
-        [fp["extract"]],
         drafter=dict(drafter),
         # Weights in training: float32 on a CPU, on a GPU bfloat16 with float32 masters.
         weights="float32" if config.device == "cpu" else "bfloat16",
@@ -116,11 +126,10 @@ def resolve(
     )
     add(
         "evaluate",
-        [fp["train"]],
         target=model,
         decoding=config.evaluate.model_dump(mode="json"),
         chat_template_args=config.target.chat_template_args,
         context_length=context,
     )
-    add("report", [fp["evaluate"]], counts=dict(counts))
+    add("report", counts=dict(counts))
     return Specs(spec, fp)

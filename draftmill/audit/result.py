@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any, Literal
 
 import pyarrow as pa
-from pydantic import ValidationError
 
 from draftmill.audit import examples as shown
 from draftmill.audit import sentences
@@ -137,7 +136,7 @@ def read_result(path: Path) -> AuditResult:
         examples = [Example.model_validate(example) for example in value["examples"]]
         measurements = Measurements.from_json(value["measurements"])
         return judge(str(value["name"]), measurements, examples, limits, value["provenance"])
-    except (OSError, KeyError, TypeError, ValueError, ValidationError) as error:
+    except (OSError, LookupError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
         raise UserError(f"{path} is not a readable audit ({reason(error)}): delete it and build again.") from None
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,7 +11,6 @@ import typer
 
 from draftmill.errors import UserError
 
-_SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 _CONFIG = Path("config/config.yaml")
 
 
@@ -22,29 +20,22 @@ def register(app: typer.Typer) -> None:
     @app.command(context_settings={"ignore_unknown_options": True})
     def run(
         arguments: Annotated[list[str] | None, typer.Argument(help="Snakemake's arguments, after --.")] = None,
-        attempts: Annotated[int, typer.Option(min=0, help="Starts in a row that finish no job before giving up.")] = 20,
+        attempts: Annotated[int, typer.Option(min=1, help="Starts in a row that finish no job before giving up.")] = 20,
         for_: Annotated[
             str | None, typer.Option("--for", metavar="TIME", help="Start nothing again after 90s, 30m, 12h or 3d.")
         ] = None,
     ) -> None:
         """Build, and build on after outages, kills and busy GPUs: draftmill run -- --cores 4 --resources gpu=4."""
+        from draftmill.durations import seconds
         from draftmill.supervise import Limits, Supervisor
 
-        limits = Limits(attempts=attempts, for_s=float("inf") if for_ is None else seconds(for_))
+        limits = Limits(attempts=attempts, for_s=float("inf") if for_ is None else seconds("--for", for_))
         supervisor = Supervisor(arguments or [], limits)
         try:
             status = supervisor.run()
         finally:
             _end_servers(arguments or [], supervisor.runs)
         raise typer.Exit(status)
-
-
-def seconds(text: str) -> float:
-    """A time such as 90, 90s, 30m, 12h or 3d in seconds. Raises UserError."""
-    found = re.fullmatch(r"(\d+(?:\.\d+)?)([smhd]?)", text)
-    if found is None:
-        raise UserError(f"--for {text} is no time: give a number with s, m, h or d, as in 12h.")
-    return float(found[1]) * _SECONDS[found[2] or "s"]
 
 
 def _end_servers(arguments: Sequence[str], runs: set[str]) -> None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
-from draftmill.errors import UserError
+from draftmill.errors import UserError, reason
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
@@ -79,7 +79,10 @@ def look(reader: Reader) -> State:
     """The state now. Raises UserError if the store cannot be read or holds nothing at all."""
     from draftmill.state.state import state_of
 
-    snapshot = reader.snapshot()
+    try:
+        snapshot = reader.snapshot()
+    except OSError as error:
+        raise UserError(f"The store {reader.store.url} cannot be read: {reason(error)}; mend that first.") from None
     if not snapshot.listing:
         raise UserError(
             f"The store {snapshot.url} holds nothing: start a build, or give the --store or --configfile of another one."

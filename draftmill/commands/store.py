@@ -59,6 +59,8 @@ def verify(
     from draftmill.integrity.reader import Reader
     from draftmill.integrity.verify import Options
 
+    if record and not deep:
+        raise UserError("--record writes down the bytes that are there as sound: give --deep too, which looks at them.")
     options = Options(deep, sample, int(time.time()) if seed is None else seed)
     reader = Reader(_store(_load(configfile)))
     verdict = _looked(reader, options)
@@ -141,12 +143,13 @@ def gc(
     quarantine: Annotated[bool, typer.Option("--quarantine", help="Quarantined objects may go too.")] = False,
 ) -> None:
     """Remove what none of the given configurations reaches. Dry unless --yes is given."""
+    from draftmill.durations import seconds
     from draftmill.integrity import gc as collector
     from draftmill.integrity.adopt import Adoption
     from draftmill.integrity.reach import reached
     from draftmill.integrity.reader import Reader
 
-    span = collector.seconds(grace)
+    span = seconds("--grace", grace)
     store, graphs = _graphs(configfile or [_CONFIG])
     reader = Reader(store)
     keys, jobs = reached(graphs, store)

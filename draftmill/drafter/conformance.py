@@ -33,9 +33,12 @@ def check(folder: Path, target: Mapping[str, Any] | None = None, *, values: bool
     try:
         config = read_json(folder / CONFIG_FILE)
         shape = shape_of_checkpoint(config)
+        problems = list(_config_problems(config, shape))
     except UserError as error:
         return [str(error)]
-    problems = [*_config_problems(config, shape), *_tensor_problems(folder / MODEL_FILE, shape, values)]
+    except (AttributeError, TypeError, ValueError, OverflowError) as error:
+        return [f"The checkpoint's {CONFIG_FILE} has a value of the wrong type: {reason(error)}."]
+    problems += _tensor_problems(folder / MODEL_FILE, shape, values)
     return problems if target is None else problems + list(_target_problems(shape, text_config(target)))
 
 

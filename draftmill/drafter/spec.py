@@ -22,6 +22,8 @@ _MASK_NAMES = ("<|MASK|>", "<|mask|>", "<mask>", "[MASK]")
 # Engines replace the embeddings of these tokens by those of images or sound.
 _MEDIA = ("image", "video", "audio", "vision")
 _DEFAULT_ROPE_THETA = 10000.0
+# Of a drafter; a few are usual.
+_MOST_LAYERS = 1000
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,6 +206,8 @@ def shape_of_checkpoint(config: Mapping[str, Any]) -> DrafterShape:
     dflash = config.get("dflash_config") or {}
     try:
         layers = int(config["num_hidden_layers"])
+        if layers > _MOST_LAYERS:  # all their tensors would be named one by one
+            raise ValueError(f"num_hidden_layers is {layers}")
         return DrafterShape(
             hidden_size=int(config["hidden_size"]),
             intermediate_size=int(config["intermediate_size"]),
@@ -225,7 +229,7 @@ def shape_of_checkpoint(config: Mapping[str, Any]) -> DrafterShape:
         )
     except KeyError as error:
         raise UserError(f"The checkpoint's config.json lacks {error.args[0]}, so it is no DFlash drafter.") from None
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, AttributeError, OverflowError) as error:
         raise UserError(f"The checkpoint's config.json has a value of the wrong type: {error}.") from None
 
 

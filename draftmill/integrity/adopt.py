@@ -12,7 +12,7 @@ from __future__ import annotations
 import tempfile
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -20,19 +20,16 @@ from typing import Any
 from draftmill import layout
 from draftmill.adoption import NoStepError, steps, upgrade
 from draftmill.canonical import fingerprint
-from draftmill.catalog import Entry, identify, outputs
+from draftmill.catalog import OBJECTS, Entry, identify, job_name, outputs, parts
 from draftmill.graph import ONCE, Graph
 from draftmill.integrity import said
 from draftmill.integrity.findings import require
 from draftmill.integrity.reader import Gone, Reader
 from draftmill.integrity.relabel import page_of, relabel
 from draftmill.records import Content, Record, content_of, write_record
-from draftmill.specs import SPEC_VERSIONS
+from draftmill.specs import INPUTS, SPEC_VERSIONS
 
 STAGES = ("generate", "audit", "extract", "pilot", "train", "evaluate")
-# Whose fingerprints a stage's own covers (specs.py).
-_INPUTS = {"audit": ("generate",), "extract": ("generate",), "pilot": ("generate", "extract"), "train": ("extract",)}
-_INPUTS |= {"evaluate": ("train",), "generate": ()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +56,7 @@ class Job:
     @property
     def shard(self) -> str:
         """The shard or window part of the name; empty for a job of neither."""
-        return shard_of(self.stage, self.old)
+        return parts(self.stage, self.old).part
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,17 +68,6 @@ class Plan:
     bytes: int
 
 
-def shard_of(stage: str, name: str) -> str:
-    """The part of a job's name beside its fingerprint."""
-    first, _, second = name.partition("-")
-    return second if stage == "train" else first if second else ""
-
-
-def name_of(stage: str, part: str, fp: str) -> str:
-    """A job's name of both parts."""
-    return f"{fp}-{part}" if stage == "train" else f"{part}-{fp}" if part else fp
-
-
 @dataclass
 class Adoption:
     """One store, and which of its old objects stand."""
@@ -91,39 +77,33 @@ class Adoption:
 
     def __post_init__(self) -> None:
         self._provenance: dict[str, Mapping[str, Any]] = {}
+        self._specs: dict[tuple[str, str], tuple[Mapping[str, Any], tuple[str, ...] | None]] = {}
         self._verdicts: dict[tuple[str, str], str] = {}
         self._names: dict[tuple[str, str], list[str]] = defaultdict(list)
         self._objects: dict[tuple[str, str], list[Entry]] = defaultdict(list)
         for key in sorted(self.reader.present):
             entry = identify(key)
-            if entry is not None and entry.stage in STAGES and entry.job is not None and entry.kind != "record":
+            if entry is not None and entry.stage in STAGES and entry.job is not None and entry.kind in OBJECTS:
                 self._objects[entry.job].append(entry)
         for stage, name in self._objects:
-            self._names[stage, self._fp(stage, name)].append(name)
+            self._names[stage, parts(stage, name).fp].append(name)
         self.makings: dict[tuple[str, str], Making] = {}
         for stage in STAGES:
             for own, fp in sorted(self._names):
                 if own == stage:
                     self.makings[stage, fp] = self._making(stage, fp)
 
-    @staticmethod
-    def _fp(stage: str, name: str) -> str:
-        first, _, second = name.partition("-")
-        return first if stage == "train" or not second else second
-
     # What fingerprints become -----------------------------------------------------------------------------------------
 
     def _making(self, stage: str, fp: str) -> Making:
-        provenance = self._shared_provenance(stage, fp)
-        spec = provenance.get("spec") or {}
-        inputs = self._input_fingerprints(stage, fp, provenance)
+        spec, inputs = self._shared(stage, fp)
         if not spec or inputs is None:
             return Making(stage, fp, spec, (), "", "what it was made from is not in the store any more")
         try:
             new_spec = upgrade(stage, spec, self.versions)
         except NoStepError as error:
             return Making(stage, fp, spec, inputs, "", str(error))
-        pairs = zip(_INPUTS[stage], inputs, strict=True)
+        pairs = zip(INPUTS[stage], inputs, strict=True)
         above = [self.makings.get(pair) for pair in pairs]
         lost = next((making for making in above if making is not None and making.objection), None)
         if lost is not None:
@@ -131,29 +111,34 @@ class Adoption:
         renamed = [making.new if making is not None else old for making, old in zip(above, inputs, strict=True)]
         return Making(stage, fp, new_spec, inputs, fingerprint([stage, new_spec, renamed]))
 
-    def _shared_provenance(self, stage: str, fp: str) -> Mapping[str, Any]:
-        """The provenance of some object of a stage and fingerprint; empty if none of them can be read."""
-        for name in self._names[stage, fp]:
-            found = self.provenance(stage, name)
-            if found.get("fingerprint") == fp:
-                return found
-        return {}
+    def _shared(self, stage: str, fp: str) -> tuple[Mapping[str, Any], tuple[str, ...] | None]:
+        """The spec and the inputs' fingerprints that give this one, out of the first object that says them undamaged."""
+        if (stage, fp) not in self._specs:
+            self._specs[stage, fp] = {}, None
+            for name in self._names[stage, fp]:
+                found = self.provenance(stage, name)
+                inputs = self._input_fingerprints(stage, fp, found)
+                if inputs is not None:
+                    self._specs[stage, fp] = found["spec"], inputs
+                    break
+        return self._specs[stage, fp]
 
     def provenance(self, stage: str, name: str) -> Mapping[str, Any]:
         """What a job's objects say of their making; empty if they cannot be read."""
         key = _telling([entry.key for entry in self._objects.get((stage, name), [])])
         if key and key not in self._provenance:
-            self._provenance[key] = self.reader.provenance(key)
+            found = self.reader.provenance(key)
+            plain = all(isinstance(found.get(name, {}), Mapping) for name in ("spec", "inputs"))
+            self._provenance[key] = found if plain else {}
         return self._provenance.get(key, {})
 
     def _input_fingerprints(self, stage: str, fp: str, provenance: Mapping[str, Any]) -> tuple[str, ...] | None:
         """The fingerprints of an old object's inputs: named inside, or found as those that give its own."""
         named = said.input_fingerprints(stage, provenance)
-        if named is not None:
-            return tuple(named)
-        for found in self._possible(_INPUTS[stage]):
-            if fingerprint([stage, provenance.get("spec"), list(found)]) == fp:
-                return found
+        for found in self._possible(INPUTS[stage]) if named is None else [tuple(named)]:
+            with suppress(ValueError):  # a damaged spec may hold what is no plain JSON
+                if fingerprint([stage, provenance.get("spec"), list(found)]) == fp:
+                    return found
         return None
 
     def _possible(self, stages: Sequence[str]) -> Iterator[tuple[str, ...]]:
@@ -174,13 +159,12 @@ class Adoption:
         return self._verdicts[stage, name]
 
     def _judge(self, stage: str, name: str) -> str:
-        fp = self._fp(stage, name)
+        fp = parts(stage, name).fp
         making = self.makings.get((stage, fp))
         if making is None or making.objection:
             return "what it was made from is not in the store any more" if making is None else making.objection
         provenance = self.provenance(stage, name)
-        old_version = int((self._shared_provenance(stage, fp).get("spec") or {}).get("version", 0))
-        declared = steps(stage, old_version, self.versions)
+        declared = steps(stage, int(self._shared(stage, fp)[0]["version"]), self.versions)
         if declared and not provenance:
             return "it is gone or damaged, and nobody can say whether it stands"
         for step in declared:
@@ -191,23 +175,24 @@ class Adoption:
 
     def _made_from(self, stage: str, name: str, making: Making) -> Iterator[tuple[str, str]]:
         """The jobs that made what a job read. Temporary states may be gone; their completions are asked then."""
-        part = shard_of(stage, name)
+        part, _ = parts(stage, name)
         shards: Iterable[str] = [part]
         if stage == "train":
             inside = self.provenance(stage, name)
-            shards = [*(inside.get("inputs") or {}).get("hidden", ()), *making.spec.get("held_out", ())]
+            read = inside.get("inputs", {}).get("hidden", [])
+            shards = [*(map(str, read) if isinstance(read, list) else ()), *making.spec.get("held_out", ())]
             if int(part) > 0:
-                yield stage, name_of(stage, str(int(part) - 1), making.fp)
+                yield stage, job_name(stage, str(int(part) - 1), making.fp)
         elif stage == "pilot":
             shards = [str(making.spec.get("shard"))]
         elif stage == "evaluate":
-            drafter = identify(str((self.provenance(stage, name).get("inputs") or {}).get("drafter")))
+            drafter = identify(str(self.provenance(stage, name).get("inputs", {}).get("drafter")))
             if drafter is not None:
                 yield drafter.stage, drafter.name
             return
-        for above, fp in zip(_INPUTS[stage], making.inputs, strict=True):
+        for above, fp in zip(INPUTS[stage], making.inputs, strict=True):
             for shard in shards:
-                yield above, name_of(above, shard, fp)
+                yield above, job_name(above, shard, fp)
 
     # The plan -----------------------------------------------------------------------------------------------------------
 
@@ -229,11 +214,11 @@ class Adoption:
 
     def _candidates(self, stage: str, new: str) -> Iterator[str]:
         """Old names whose objects could take the new one: same shard, and the fingerprint becomes the new one."""
-        part, fp = shard_of(stage, new), self._fp(stage, new)
+        part, fp = parts(stage, new)
         for (own, old), making in self.makings.items():
             if own != stage or old == fp:
                 continue
-            name = name_of(stage, part, old)
+            name = job_name(stage, part, old)
             # A making that does not stand has no new name; it is named so that a person hears why.
             if (stage, name) in self._objects and (making.new == fp or making.objection):
                 yield name
@@ -282,7 +267,7 @@ class Adoption:
     def new_provenance(self, job: Job) -> dict[str, Any]:
         """What the relabelled objects say of themselves."""
         old = self.provenance(job.stage, job.old)
-        making = self.makings[job.stage, self._fp(job.stage, job.old)]
+        making = self.makings[job.stage, parts(job.stage, job.old).fp]
         return {
             **old,
             "fingerprint": making.new,
@@ -326,7 +311,7 @@ def _wanted(graphs: Iterable[Graph]) -> Iterator[tuple[str, str]]:
         shards = [(stage, shard, shard) for stage in ("generate", "audit", "extract") for shard in graph.shards]
         windows = [("train", str(window), str(window)) for window in range(len(graph.windows))]
         for stage, label, part in [*shards, *once[:1], *windows, *once[1:]]:
-            job = stage, name_of(stage, part, fp[stage])
+            job = stage, job_name(stage, part, fp[stage])
             if graph.wanted(stage, label) and job not in seen:
                 seen.add(job)
                 yield job

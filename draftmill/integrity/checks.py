@@ -6,6 +6,7 @@ is damaged is not held against anything: the fault of a prompt shard must not be
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -14,6 +15,7 @@ from typing import Any, TypeVar
 from draftmill import layout
 from draftmill.canonical import digest_file
 from draftmill.catalog import Entry, identify
+from draftmill.errors import UserError, reason
 from draftmill.integrity import documents, said, tables
 from draftmill.integrity.findings import Finding, Note, Unsound, require
 from draftmill.integrity.reader import Gone, Reader
@@ -63,6 +65,11 @@ class Unit:
             self.damaged.add(key)
         except Gone:
             pass
+        except OSError as error:
+            if error.errno != errno.EIO:  # anything else says nothing of the object
+                raise
+            self.findings.append(Finding(key, "unreadable", "bytes that the disk gives back", reason(error)))
+            self.damaged.add(key)
         return None
 
     def note(self, key: str, what: Note, expected: str, found: str) -> None:
@@ -128,12 +135,13 @@ def _open(path: Path, entry: Entry, reader: Reader, *, deep: bool) -> Any:
 
 
 def _check_index(reader: Reader) -> None:
-    from draftmill.errors import UserError
     from draftmill.prompts.index import load
 
     try:
         load(reader.store)
-    except UserError:
+    except UserError as error:
+        if error.kind != "mistake":  # the store is away, which says nothing of the index
+            raise
         raise Unsound("unreadable", "an index of prompts", "something else") from None
 
 

@@ -37,7 +37,7 @@ def damaged_pairs(reader: Reader, keys: set[str]) -> Iterator[Pair]:
     for key in keys:
         try:
             yield key, reader.digest(key)
-        except Gone:
+        except (Gone, OSError):  # bytes that the disk does not give back have no digest
             continue
 
 
@@ -48,7 +48,7 @@ def quarantined(reader: Reader) -> Iterator[Pair]:
             continue
         try:
             value: Any = json.loads(reader.store.get(key))
-            yield from value["digests"].items()
+            yield from ((str(key), str(digest)) for key, digest in value["digests"].items())
         except (KeyError, ValueError, AttributeError, TypeError):
             continue
 

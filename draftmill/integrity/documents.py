@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 
 from draftmill.catalog import Entry
 from draftmill.errors import UserError, reason
@@ -25,7 +25,7 @@ def read_object(path: Path) -> dict[str, Any]:
     """A JSON object. Raises Unsound."""
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise Unsound("unreadable", "a whole JSON object", reason(error)) from None
     require(isinstance(value, dict), "content", "a JSON object", type(value).__name__)
     return dict(value)
@@ -42,7 +42,7 @@ def check_audit(path: Path, entry: Entry) -> AuditResult:
     from draftmill.audit.result import read_result
 
     value = read_object(path)
-    said.check(entry, value.get("provenance") or {})
+    said.check(entry, value.get("provenance"))
     try:
         result = read_result(path)
     except UserError as error:
@@ -54,34 +54,48 @@ def check_audit(path: Path, entry: Entry) -> AuditResult:
 def check_pilot(path: Path, entry: Entry) -> None:
     """A pilot's counts. Raises Unsound."""
     value = read_object(path)
-    said.check(entry, value.get("provenance") or {})
+    said.check(entry, value.get("provenance"))
     for name in _PILOT:
         count = value.get(name)
         require(isinstance(count, int) and count >= 0, "content", f"{name} as a count", count)
 
 
+class _Row(BaseModel):
+    output_ids: list[int]
+
+
+class _Target(BaseModel):
+    tokens: int
+
+
+class _Measured(Evaluation):
+    """An evaluation with what it sums up, which no reader of the sums needs."""
+
+    rows: list[_Row]
+    target: _Target
+
+
 def check_evaluation(path: Path, entry: Entry) -> None:
     """A measured acceptance whose sums are those of its rows. Raises Unsound."""
     value = read_object(path)
-    said.check(entry, value.get("provenance") or {})
+    said.check(entry, value.get("provenance"))
     try:
-        result = Evaluation.model_validate(value)
+        result = _Measured.model_validate(value)
     except ValidationError as error:
         raise Unsound("content", "an evaluation", _first(error)) from None
-    rows = value.get("rows") or []
+    rows, counted = result.rows, result.target.tokens
     require(len(rows) == result.prompts, "rows", f"{result.prompts} prompts", f"rows of {len(rows)}")
     parted = {found.prompt_id for found in result.divergences if found.decoder == "drafter"}
     identical = result.prompts - len(parted)
     require(result.identical == identical, "content", f"{identical} prompts decoded alike", result.identical)
-    tokens = sum(len(row["output_ids"]) for row in rows)
-    counted = (value.get("target") or {}).get("tokens")
+    tokens = sum(len(row.output_ids) for row in rows)
     require(counted == tokens, "content", f"{tokens} tokens of the target", counted)
 
 
 def check_train(path: Path, entry: Entry) -> None:
     """What a window's training says of itself. Raises Unsound."""
     value = read_object(path)
-    said.check(entry, value.get("provenance") or {})
+    said.check(entry, value.get("provenance"))
     try:
         window = Window.model_validate(value)
     except ValidationError as error:
@@ -106,14 +120,15 @@ def check_trainer(path: Path, entry: Entry, *, deep: bool) -> None:
             sick = [n for n in names if not bool(torch.isfinite(file.get_tensor(n)).all())] if deep else []
     except (SafetensorError, OSError, ValueError) as error:
         raise Unsound("unreadable", "a whole safetensors file", reason(error)) from None
-    said.check(entry, state.get("provenance") or {})
+    require(isinstance(state, dict), "provenance", "a JSON object in its metadata", type(state).__name__)
+    said.check(entry, state.get("provenance"))
     require(bool(names), "content", "an optimiser's tensors", "none")
     require(not sick, "values", "finite numbers", f"others in {', '.join(sick[:3])}")
 
 
 def check_config(path: Path, entry: Entry) -> None:
     """A drafter's config.json as far as it stands alone. Raises Unsound."""
-    said.check(entry, read_object(path).get("draftmill") or {})
+    said.check(entry, read_object(path).get("draftmill"))
 
 
 def check_header(path: Path) -> None:

@@ -7,19 +7,16 @@ take over, and whatever was quarantined, unless that is asked for.
 
 from __future__ import annotations
 
-import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
 from draftmill.catalog import OBJECTS, Entry, finished, identify
-from draftmill.errors import UserError
 from draftmill.integrity.reach import Job
 from draftmill.records import parse_record
 from draftmill.store.base import ObjectInfo, Store
 
-_UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0, "w": 7 * 86400.0}
 _WORKERS = 8
 
 
@@ -59,7 +56,7 @@ class _Sweep:
         entries = [entry for key in sorted(self.listing) if (entry := identify(key)) is not None]
         for entry in entries:
             unreached = entry.kind in OBJECTS and entry.key not in self.keys
-            if unreached or (entry.kind == "quarantine" and self.quarantine):
+            if unreached or entry.kind == "probe" or (entry.kind == "quarantine" and self.quarantine):
                 self._take([entry])
         for journal in _by_job(entries, "journal"):
             self._sweep_journal(journal)
@@ -129,11 +126,3 @@ def _by_job(entries: Iterable[Entry], kind: str) -> Iterator[list[Entry]]:
         if entry.kind == kind:
             jobs[entry.stage, entry.name].append(entry)
     yield from jobs.values()
-
-
-def seconds(text: str) -> float:
-    """A span of time such as 7d, 12h or 90m, in seconds. Raises UserError for anything else."""
-    found = re.fullmatch(r"(\d+(?:\.\d+)?)([smhdw])", text.strip())
-    if found is None:
-        raise UserError(f"--grace: {text} is no span of time; give a number with s, m, h, d or w, such as 7d.")
-    return float(found[1]) * _UNITS[found[2]]

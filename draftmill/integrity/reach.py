@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from draftmill import layout
-from draftmill.catalog import outputs
+from draftmill.catalog import job_name, outputs
 from draftmill.graph import Graph
 from draftmill.prompts.history import load_kin
 from draftmill.stages.reuse import old_shards
@@ -22,8 +22,8 @@ def jobs(graph: Graph) -> Iterator[Job]:
     """Stage and name (as in records, heartbeats, claims and journals) of every job of a configuration."""
     fp = graph.specs.fp
     for shard in graph.shards:
-        yield from ((stage, f"{shard}-{fp[stage]}") for stage in ("generate", "audit", "extract"))
-    yield from (("train", f"{fp['train']}-{window}") for window in range(len(graph.windows)))
+        yield from ((stage, job_name(stage, shard, fp[stage])) for stage in ("generate", "audit", "extract"))
+    yield from (("train", job_name("train", str(window), fp["train"])) for window in range(len(graph.windows)))
     yield from ((stage, fp[stage]) for stage in ("pilot", "audit_set", "evaluate", "report"))
 
 

@@ -6,7 +6,6 @@ and only while they are looked at; objects above a bound only for a deep look, f
 
 from __future__ import annotations
 
-import json
 import tempfile
 import threading
 from collections.abc import Iterator, Mapping
@@ -17,7 +16,6 @@ from typing import Any
 from draftmill import layout, provenance
 from draftmill.canonical import digest_file
 from draftmill.catalog import Entry
-from draftmill.errors import UserError
 from draftmill.records import Content, Record, parse_record
 from draftmill.store.base import ObjectInfo, Store
 from draftmill.store.local import LocalStore
@@ -111,21 +109,11 @@ class Reader:
         return None if record is None else record.outputs.get(entry.key)
 
     def provenance(self, key: str) -> dict[str, Any]:
-        """What an object says of its making; empty if it is gone, damaged, or says nothing. Large ones are not fetched."""
+        """What an object says of its making; empty if it is gone, damaged, or says nothing."""
         try:
             if key.endswith("/model.safetensors"):  # of weights the file beside them says it
                 return self.provenance(key.replace("model.safetensors", "config.json"))
-            if key.endswith(".safetensors"):
-                return self._header_provenance(key)
-            with self.file(key) as path:
-                return provenance.read(path)
-        except (Gone, KeyError, UserError, ValueError):
+            info = self.listing.get(key) or self.store.info(key)
+            return provenance.of_object(self.store, key, info.size) if info is not None else {}
+        except (KeyError, ValueError, OSError):
             return {}
-
-    def _header_provenance(self, key: str) -> dict[str, Any]:
-        length = int.from_bytes(self.store.part(key, 0, 8), "little")
-        if not 0 < length <= self.listing[key].size:
-            return {}
-        header = json.loads(self.store.part(key, 8, 8 + length))
-        found = json.loads((header.get("__metadata__") or {}).get("draftmill", "{}"))
-        return dict(found.get("provenance") or {})

@@ -10,13 +10,15 @@ from collections.abc import Mapping
 from typing import Any
 
 from draftmill.canonical import fingerprint
-from draftmill.catalog import Entry, identify
-from draftmill.integrity.findings import require
+from draftmill.catalog import Entry, identify, parts
+from draftmill.integrity.findings import Unsound, require
 
 
-def check(entry: Entry, provenance: Mapping[str, Any]) -> None:
-    """Raise Unsound unless the inside of an object agrees with its name."""
+def check(entry: Entry, provenance: Any) -> None:
+    """Raise Unsound unless the inside of an object, any JSON value, agrees with its name."""
     require(bool(provenance), "provenance", "the object's provenance inside", "none")
+    for name, value in (("the provenance", provenance), ("its inputs", _part(provenance, "inputs"))):
+        require(isinstance(value, Mapping), "provenance", f"{name} as a JSON object", type(value).__name__)
     require(provenance.get("stage") == entry.stage, "name", f"stage {entry.stage}", f"stage {provenance.get('stage')}")
     said = provenance.get("fingerprint")
     require(said == entry.fp, "name", f"fingerprint {entry.fp}", f"fingerprint {said} inside")
@@ -24,12 +26,23 @@ def check(entry: Entry, provenance: Mapping[str, Any]) -> None:
     require(shard in (None, entry.shard), "name", f"shard {entry.shard}", f"shard {shard} inside")
     if entry.stage == "train":
         window = str((provenance.get("inputs") or {}).get("window"))
-        own = entry.name.partition("-")[2]
+        own = parts(entry.stage, entry.name).part
         require(window == own, "name", f"window {own}", f"window {window} inside")
     inputs = input_fingerprints(entry.stage, provenance)
     if inputs is not None:
-        computed = fingerprint([entry.stage, provenance.get("spec"), inputs])
+        computed = _computed(entry.stage, provenance.get("spec"), inputs)
         require(computed == entry.fp, "fingerprint", entry.fp, f"{computed} from the spec inside")
+
+
+def _part(provenance: Any, name: str) -> Any:
+    return provenance.get(name, {}) if isinstance(provenance, Mapping) else {}
+
+
+def _computed(stage: str, spec: Any, inputs: list[str]) -> str:
+    try:
+        return fingerprint([stage, spec, inputs])
+    except ValueError:  # no number, or half a character: nothing that draftmill writes
+        raise Unsound("fingerprint", "a spec of plain JSON values", "others") from None
 
 
 def shard_inside(stage: str, provenance: Mapping[str, Any]) -> str | None:

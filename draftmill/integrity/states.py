@@ -43,6 +43,7 @@ def open_shard(path: Path, entry: Entry, *, deep: bool) -> States:
     except UserError as error:
         raise Unsound("unreadable", "a whole shard of hidden states", reason(error)) from None
     said.check(entry, shard.provenance)
+    _check_keys(shard)
     _check_tensors(path, shard)
     _check_offsets(shard)
     for start, stop in _pieces(shard, deep=deep):
@@ -51,8 +52,16 @@ def open_shard(path: Path, entry: Entry, *, deep: bool) -> States:
     return States(keys, shard.offsets, shard.input_ids, shard.loss_mask, shard.provenance)
 
 
+def _check_keys(shard: HiddenShard) -> None:
+    kinds = {(type(key.prompt_id), type(key.sample), type(key.source)) for key in shard.keys}
+    require(kinds == {(str, int, str)}, "rows", "rows, each with prompt id, sample and source", "others or none")
+
+
 def _check_tensors(path: Path, shard: HiddenShard) -> None:
-    tokens, taps, _width = shard.shape
+    try:
+        tokens, taps, _width = shard.shape
+    except ValueError:
+        raise Unsound("shape", "states of tokens, taps and width", "other axes") from None
     spec: Mapping[str, Any] = shard.provenance.get("spec") or {}
     wanted = len(spec.get("taps") or ())
     require(taps == wanted, "shape", f"{wanted} taps", f"{taps}")
@@ -73,6 +82,7 @@ def _dtype(path: Path) -> str:
 def _check_offsets(shard: HiddenShard) -> None:
     tokens, rows = shard.shape[0], len(shard.keys)
     offsets = shard.offsets
+    require(not offsets.is_floating_point(), "offsets", "whole numbers", offsets.dtype)
     require(offsets.shape == (rows + 1,), "offsets", f"{rows + 1} offsets for {rows} rows", f"{list(offsets.shape)}")
     ends = int(offsets[0]), int(offsets[-1])
     require(ends == (0, tokens), "offsets", f"offsets from 0 to {tokens}", f"from {ends[0]} to {ends[1]}")

@@ -118,7 +118,7 @@ def claim_left(reader: Reader, key: str, clock: Callable[[], float] = time.time)
         claim = Claim.decode(reader.store.get(key))
     except KeyError:
         return ""
-    if claim is None:
+    if claim is None or not isinstance(claim.expires, int | float):
         return "no claim in it"
     late = clock() - claim.expires
     return f"one that ran out {late:.0f} s ago" if late > SKEW_S else ""

@@ -56,7 +56,7 @@ def states_of(graph: Graph, need: Need, rates: Rates, again: Sequence[str]) -> S
 
 
 def _hours(tokens: Estimate, seconds: Rate, gpus: int) -> Estimate:
-    return tokens.over(seconds.estimate).times(gpus / _HOUR_S)
+    return tokens.product(seconds.estimate).times(gpus / _HOUR_S)
 
 
 def _generate(graph: Graph, rows: int, taken_over: int, rates: Rates) -> Need:

@@ -7,32 +7,20 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
+from draftmill.catalog import job_name
 from draftmill.graph import Graph
 from draftmill.plan.earlier import LISTS, Earlier, differences
 from draftmill.plan.jobs import PER_SHARD, STAGES, Job
 from draftmill.plan.types import CHANGED, Cause, Difference, Edited, Kind
 from draftmill.prompts.history import Kin
-
-# Stages whose fingerprints are part of a stage's own.
-_PARENTS: Mapping[str, tuple[str, ...]] = {
-    "generate": (),
-    "audit": ("generate",),
-    "extract": ("generate",),
-    "pilot": ("generate", "extract"),
-    "train": ("extract",),
-    "audit_set": ("audit",),
-    "evaluate": ("train",),
-    "report": ("evaluate",),
-}
+from draftmill.specs import INPUTS
 
 
 def name_of(graph: Graph, job: Job) -> str:
     """The name that a job's record and heartbeat carry."""
     stage, name = job
-    fp = graph.specs.fp[stage]
-    if stage in PER_SHARD:
-        return f"{name}-{fp}"
-    return f"{fp}-{name}" if stage == "train" else fp
+    part = name if stage == "train" or stage in PER_SHARD else ""
+    return job_name(stage, part, graph.specs.fp[stage])
 
 
 def edited_shards(graph: Graph, jobs: Sequence[Job], kin: Kin) -> tuple[Edited, ...]:
@@ -130,7 +118,7 @@ class Causes:
 
 
 def _with_upstream(stage: str, cause: Cause, causes: Mapping[str, tuple[Cause, ...]]) -> Cause:
-    changed = tuple(parent for parent in _PARENTS[stage] if any(one.kind in CHANGED for one in causes[parent]))
+    changed = tuple(parent for parent in INPUTS[stage] if any(one.kind in CHANGED for one in causes[parent]))
     # A page says nothing of the spec it was made by; if something before it changed, that is cause enough.
     unknown = cause.kind == "setting" and not cause.differences and changed
     return replace(cause, kind="upstream", upstream=changed) if unknown or cause.kind == "upstream" else cause

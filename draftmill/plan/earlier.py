@@ -7,12 +7,11 @@ one object of an earlier fingerprint is read and held against the present spec.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
 from draftmill.catalog import OBJECTS, Entry, identify
-from draftmill.plan.jobs import PER_SHARD
 from draftmill.plan.types import Difference
 from draftmill.store.base import ObjectInfo
 
@@ -69,8 +68,7 @@ def objects_of(listing: Mapping[str, ObjectInfo]) -> Mapping[str, tuple[Entry, .
 
 def records_of(listing: Mapping[str, ObjectInfo]) -> Mapping[str, tuple[Entry, ...]]:
     """The records of finished jobs, by stage, newest first, with the shard and the fingerprint in their names."""
-    records = (entry for entry in _newest_first(listing) if entry.kind == "record")
-    return _by_stage(_named(entry) for entry in records)
+    return _by_stage(entry for entry in _newest_first(listing) if entry.kind == "record")
 
 
 def _newest_first(listing: Mapping[str, ObjectInfo]) -> Iterator[Entry]:
@@ -78,12 +76,6 @@ def _newest_first(listing: Mapping[str, ObjectInfo]) -> Iterator[Entry]:
         entry = identify(key)
         if entry is not None:
             yield entry
-
-
-def _named(entry: Entry) -> Entry:
-    first, _, second = entry.name.partition("-")
-    of_shard = entry.stage in PER_SHARD
-    return replace(entry, shard=first if of_shard else "", fp=second if of_shard else first)
 
 
 def _by_stage(entries: Iterable[Entry]) -> Mapping[str, tuple[Entry, ...]]:

@@ -17,7 +17,7 @@ from draftmill.config import Config
 from draftmill.errors import UserError
 from draftmill.graph import Graph
 from draftmill.plan.earlier import Earlier, objects_of, records_of
-from draftmill.plan.jobs import GPU_STAGES, PER_SHARD, STAGES
+from draftmill.plan.jobs import GPU_STAGES, STAGES
 from draftmill.plan.plan import plan
 from draftmill.plan.rates import Done, Measured, Pilot, Size, rates_of
 from draftmill.plan.types import Plan
@@ -135,6 +135,4 @@ def _of_job(graph: Graph, store: Store, listing: Mapping[str, ObjectInfo], key: 
         seconds, gpus = record.finished - record.started, len(record.gpus)
     if not finished or did <= 0 or seconds <= 0:
         return None
-    first, _, second = entry.name.partition("-")
-    fp = second if entry.stage in PER_SHARD else first
-    return Done(entry.stage, fp, did, tokens, seconds * (gpus or graph.gpus(entry.stage)))
+    return Done(entry.stage, entry.fp, did, tokens, seconds * (gpus or graph.gpus(entry.stage)))

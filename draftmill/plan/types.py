@@ -37,7 +37,7 @@ class Estimate:
         low, high = (None if end is None else min(end, limit) for end in (self.low, self.high))
         return Estimate(min(self.value, limit), low, high)
 
-    def over(self, other: Estimate) -> Estimate:
+    def product(self, other: Estimate) -> Estimate:
         """The product with an independent estimate; relative errors add up in quadrature."""
         if self.low is None or self.high is None:
             return Estimate(self.value * other.value)

@@ -88,6 +88,13 @@ def change_config(folder, **changes):
         ({"dflash_config": {"mask_token_id": 7, "target_layer_ids": [1, 3, 7]}}, "[1, 3, 7] must rise strictly"),
         ({"dflash_config": {"mask_token_id": 7}}, "config.json lacks target_layer_ids"),
         ({"dflash_config": {"mask_token_id": 7, "target_layer_ids": [1, 3, 5], "block_size": 8}}, "4 at the top and 8"),
+        ({"num_hidden_layers": 10**9}, "value of the wrong type: num_hidden_layers is 1000000000"),
+        ({"num_hidden_layers": float("inf")}, "value of the wrong type"),
+        ({"rope_parameters": [1]}, "value of the wrong type"),
+        ({"rope_scaling": "yarn"}, "value of the wrong type"),
+        ({"dflash_config": "x"}, "value of the wrong type"),
+        ({"rope_theta": "x"}, "value of the wrong type"),
+        ({"layer_types": [["full_attention"]] * 3}, "value of the wrong type"),
         ({"num_hidden_layers": 4}, "model.safetensors lacks layers.3.input_layernorm.weight"),
         (
             {"intermediate_size": 96},

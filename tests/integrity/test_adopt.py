@@ -1,5 +1,6 @@
 """`draftmill adopt`: an upgrade throws away only what the declared rules do not vouch for, down the whole chain."""
 
+import itertools
 from dataclasses import replace
 
 import pytest
@@ -17,7 +18,7 @@ from draftmill.integrity.verify import Options, verify
 from draftmill.records import read_record
 from draftmill.schemas import COMPLETIONS, read_provenance, read_rows
 from draftmill.specs import SPEC_VERSIONS
-from tests.integrity.damage import edit_rows, found, rerecord
+from tests.integrity.damage import edit_json, edit_rows, found, rerecord
 from tests.integrity.stores import Toy
 
 DAY = 86400.0
@@ -313,3 +314,26 @@ def test_records_move_with_the_objects_and_keep_what_the_work_took(toy, versions
     left = {identify(key).fp for key in objects(toy) if identify(key).stage in ("generate", "extract", "train")}
     assert left == {later.graph.specs.fp[stage] for stage in ("generate", "extract", "train")}
     assert found(toy.store, deep=True) == set()
+
+
+def test_what_only_accompanies_a_job_says_nothing_of_its_objects(toy):
+    """A claim or journal that a kill left is no object of its job."""
+    shard = toy.graph.train[0]
+    name = f"{shard}-{toy.graph.specs.fp['generate']}"
+    expected = Adoption(Reader(toy.store)).provenance("generate", name)
+    toy.store.put(layout.claim("generate", name), b"{}")
+    toy.store.put(f"{layout.journal('generate', name)}/0.jsonl", b"{}")
+    toy.store.put(layout.progress("generate", name), b"{}")
+    assert Adoption(Reader(toy.store)).provenance("generate", name) == expected != {}
+
+
+def test_one_damaged_object_keeps_no_other_from_being_taken_over(aged):
+    whole = len(Adoption(Reader(aged.store)).plan([aged.graph]).jobs)
+    key = min(key for key in aged.store.list("audits/") if key.endswith(".json"))
+    before = aged.path(key).read_bytes()
+    for part, value in itertools.product(
+        ("spec", "inputs", "fingerprint"), (None, 5, "x", [1], {}, {"version": "x"}, {"version": float("inf")})
+    ):
+        edit_json(aged.path(key), lambda found, new={part: value}: found["provenance"].update(new))
+        assert len(Adoption(Reader(aged.store)).plan([aged.graph]).jobs) in (whole, whole - 1)
+        aged.path(key).write_bytes(before)

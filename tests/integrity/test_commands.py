@@ -85,9 +85,20 @@ def test_no_record_is_written_for_what_is_damaged(call, toy):
     for key in toy.store.list("records/"):
         toy.store.delete(key)
     toy.path(toy.graph.pilot()).write_bytes(b"{}")
-    call("verify", "--record")
+    call("verify", "--deep", "--record")
     assert toy.store.list("records/pilot/") == {}
     assert toy.store.list("records/evaluate/") != {}
+
+
+def test_bytes_that_nobody_looked_at_are_not_recorded(call, toy):
+    for key in toy.store.list("records/"):
+        toy.store.delete(key)
+    code, out, err = call("verify", "--record")
+    assert (code, out) == (2, "")
+    assert err == (
+        "draftmill: --record writes down the bytes that are there as sound: give --deep too, which looks at them.\n"
+    )
+    assert toy.store.list("records/") == {}
 
 
 @pytest.mark.parametrize(

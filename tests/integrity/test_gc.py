@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 
 from draftmill import layout
 from draftmill.catalog import identify
-from draftmill.errors import UserError
 from draftmill.integrity import gc
 from draftmill.integrity.reach import jobs, objects, reached
 from draftmill.integrity.reader import Reader
@@ -133,6 +132,13 @@ def test_journals_of_finished_jobs_go_and_those_of_unfinished_ones_stay(toy):
     assert found(toy, graph_of(toy.config, toy.store)).keys == [spent]
 
 
+def test_what_a_killed_self_test_left_goes_when_it_is_old(toy):
+    probe = layout.probe()
+    toy.store.put(probe, b"x")
+    assert found(toy, toy.graph, before=time.time() - DAY).keys == []
+    assert found(toy, toy.graph).keys == [probe]
+
+
 def test_quarantine_and_the_index_stay_unless_asked(toy):
     toy.store.put("quarantine/0001/eval/x.json", b"x")
     assert found(toy, toy.graph).keys == []
@@ -164,19 +170,6 @@ def test_a_swept_store_is_sound(toy):
     other(toy, **OTHERS["seed"])
     gc.remove(toy.store, found(toy, toy.graph))
     assert verify(Reader(toy.store)).findings == []
-
-
-@pytest.mark.parametrize(
-    ("text", "expected"), [("7d", 7 * DAY), ("12h", DAY / 2), ("90m", 5400.0), ("0s", 0.0), ("1.5w", 10.5 * DAY)]
-)
-def test_spans_of_time(text, expected):
-    assert gc.seconds(text) == expected
-
-
-@pytest.mark.parametrize("text", ["", "7", "d", "-1d", "7 days", "1y", "nan" + "d"])
-def test_no_span_of_time_is_one_sentence(text):
-    with pytest.raises(UserError, match="is no span of time"):
-        gc.seconds(text)
 
 
 def test_a_record_goes_after_its_objects():

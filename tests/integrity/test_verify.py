@@ -1,5 +1,6 @@
 """`draftmill verify`: a sound store is clean, every kind of damage is found where it is and nowhere else."""
 
+import errno
 import json
 import shutil
 
@@ -8,7 +9,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from draftmill import layout
+from draftmill.canonical import digest_file
 from draftmill.catalog import OBJECTS, identify
+from draftmill.integrity.quarantine import quarantine
 from draftmill.integrity.reader import Reader
 from draftmill.integrity.verify import Options, verify
 from draftmill.schemas import COMPLETIONS, PROMPTS, REJECTED
@@ -173,6 +176,31 @@ def swapped_rows(_, metadata):
     metadata["rows"][:2] = reversed(metadata["rows"][:2])
 
 
+def flat_states(tensors, _):
+    tensors["hidden"] = tensors["hidden"].flatten(1).clone()
+
+
+def offsets_without_end(tensors, _):
+    tensors["offsets"] = tensors["offsets"].float()
+    tensors["offsets"][-1] = float("nan")
+
+
+def keys_of_lists(_, metadata):
+    metadata["rows"][0] = [["x"], 0, "s"]
+
+
+def keys_of_no_row(_, metadata):
+    metadata["rows"] = []
+
+
+def provenance_of_another_kind(_, metadata):
+    metadata["provenance"] = [1]
+
+
+def inputs_of_another_kind(_, metadata):
+    metadata["provenance"]["inputs"] = "x"
+
+
 def no_tensor(tensors, _):
     del tensors["loss_mask"]
 
@@ -187,6 +215,12 @@ STATES = {
     lost_tokens: "shape",
     other_type: "shape",
     swapped_rows: "rows",
+    flat_states: "shape",
+    offsets_without_end: "offsets",
+    keys_of_lists: "rows",
+    keys_of_no_row: "rows",
+    provenance_of_another_kind: "provenance",
+    inputs_of_another_kind: "provenance",
     no_tensor: "unreadable",
 }
 
@@ -265,6 +299,22 @@ def test_a_spec_that_was_edited_is_not_that_of_the_fingerprint(toy):
     edit_json(toy.path(key), lambda value: value["provenance"]["spec"]["decoding"].update(max_prompts=99))
     rerecord(toy.store, key)
     assert found(toy.store) == {(key, "fingerprint")}
+
+
+def test_bytes_that_the_disk_does_not_give_back(toy, monkeypatch):
+    key = toy.graph.pilot()
+
+    def read(path):
+        if path == toy.path(key):
+            raise OSError(errno.EIO, "Input/output error", str(path))
+        return digest_file(path)
+
+    monkeypatch.setattr("draftmill.integrity.checks.digest_file", read)
+    monkeypatch.setattr("draftmill.integrity.reader.digest_file", read)
+    reader = Reader(toy.store)
+    verdict = verify(reader, Options(deep=True))
+    assert {(finding.key, finding.what) for finding in verdict.findings} == {(key, "unreadable")}
+    assert quarantine(reader, verdict.findings).keys == [key]
 
 
 def test_a_foreign_file_under_a_name_of_ours(toy):
@@ -357,6 +407,7 @@ def test_what_a_kill_left_behind_is_a_note(toy):
     }
     toy.store.put(f"claims/generate/{shard}-{fp['generate']}.json", json.dumps({**claim, "expires": 0.0}).encode())
     toy.store.put(f"claims/extract/{shard}-{fp['extract']}.json", json.dumps({**claim, "expires": 1e12}).encode())
+    toy.store.put(layout.probe(), b"the self-test of a build that was killed")
     assert found(toy.store) == {
         (layout.journal("generate", f"{shard}-{fp['generate']}"), "orphaned journal"),
         (f"claims/generate/{shard}-{fp['generate']}.json", "orphaned claim"),
