@@ -6,11 +6,12 @@ store/claims.py knows objects and times; gpu/processes.py knows processes. This 
 from __future__ import annotations
 
 import time
+from collections.abc import Iterable
 
 from draftmill.gpu import processes
 from draftmill.store import claims
 from draftmill.store.base import Store
-from draftmill.store.claims import Claims, Holder
+from draftmill.store.claims import Claim, Claims, Holder
 
 # Stages whose work is worth a claim: minutes to days, on a GPU.
 STAGES = ("generate", "extract", "train", "evaluate")
@@ -37,3 +38,19 @@ def claims_of(store: Store, run: str) -> Claims:
 def sweep(store: Store, keys: list[str], run: str | None = None) -> list[str]:
     """Remove claims that bind nobody, and with `run` those that this ended build holds; returns what was removed."""
     return claims.sweep(store, [key for key in keys if key.startswith(claims.PREFIX)], run, alive, time.time())
+
+
+def others_at_work(store: Store, keys: Iterable[str], run: str) -> bool:
+    """Whether a claim among `keys` of the store shows a job of another run at work, as far as one look tells.
+
+    What such a run needs cannot be told from here: another configuration may read the same hidden states.
+    """
+    return any(_works(store, key, run) for key in keys if key.startswith(claims.PREFIX))
+
+
+def _works(store: Store, key: str, run: str) -> bool:
+    try:
+        claim = Claim.decode(store.get(key))
+    except KeyError:
+        return False
+    return claim is not None and claim.run != run and not claims.vacant(claim, alive, time.time())

@@ -9,8 +9,9 @@ from __future__ import annotations
 from typing import Literal
 
 # Why something ended that did not succeed. A mistake or a full disk waits for a person; what is late (the store), expired
-# (credentials) or busy (GPUs) may pass by itself; interrupted is Ctrl-C, a fault is an exception that nobody foresaw.
-Kind = Literal["mistake", "late", "expired", "busy", "full", "interrupted", "fault"]
+# (credentials) or busy (GPUs) may pass by itself, and what changed since the plan is in the next one; interrupted is
+# Ctrl-C, a fault is an exception that nobody foresaw.
+Kind = Literal["mistake", "late", "expired", "busy", "changed", "full", "interrupted", "fault"]
 
 
 class UserError(Exception):

@@ -7,7 +7,6 @@ next call finds no rival; nothing is lost, because work is journalled and files 
 
 from __future__ import annotations
 
-import errno
 import os
 import secrets
 import signal
@@ -15,28 +14,27 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 from draftmill import __version__, build_claims, layout, outcomes
 from draftmill.config import Config, parse
-from draftmill.errors import Kind, UserError
+from draftmill.errors import UserError
 from draftmill.gpu import gate, processes
+from draftmill.gpu.record import Verdict
 from draftmill.progress import Heartbeat
 from draftmill.records import Work, recording
 from draftmill.store.journal import Journal
 from draftmill.store.open import open_store
+from draftmill.store.settings import S3Settings
 from draftmill.store.workplace import Workplace, without_waiting
 
 # Inherited by every job of a build: the run's id, and the process whose end ends the jobs.
 RUN_VARIABLE, BUILDER_VARIABLE = outcomes.RUN_VARIABLE, "DRAFTMILL_BUILDER"
 _LOOK_SECONDS = 0.5
 _SCRATCH = Path(".draftmill/scratch")
-# What the system says of a full disk, also through libraries that hide the error's number.
-_FULL = ("No space left on device", "Disk quota exceeded")
-_REFUSED = (errno.EROFS, errno.EACCES, errno.EPERM)
 
 
 def mark_builder() -> str:
@@ -90,6 +88,8 @@ class Job:
         self.store = open_store(self.config.store, self.config.s3)
         self.place = Workplace(self.store, _SCRATCH)
         self._held: dict[str, Any] = {}
+        self._rival: Callable[[], bool] = lambda: False
+        self._beat: Heartbeat | None = None
         self.work = Work(self.stage, self.name, os.environ.get(RUN_VARIABLE, ""), self.provenance["versions"])
 
     def param(self, name: str) -> Any:
@@ -117,9 +117,14 @@ class Job:
     def heartbeat(self, total: int, unit: str = "rows") -> Heartbeat:
         """Progress of this job in the store and in its log."""
         key = layout.progress(self.stage, self.name)
-        return Heartbeat(
+        self._beat = Heartbeat(
             without_waiting(self.store), key, stage=self.stage, name=self.name, total=total, unit=unit, facts=self._held
         )
+        return self._beat
+
+    def fail(self, message: str) -> None:
+        """Tell the store that this job has failed, also where it failed before its first or behind its last heartbeat."""
+        (self._beat or self.heartbeat(0)).fail(message, self._held)
 
     def journal(self) -> Journal:
         """Unfinished rows of this job, in the store."""
@@ -136,16 +141,17 @@ class Job:
         if self.stage not in build_claims.STAGES or not outputs:
             yield True
             return
-        claims = build_claims.claims_of(self.store, self.work.run)
+        claims, claim = build_claims.claims_of(self.store, self.work.run), layout.claim(self.stage, self.name)
+        self._rival = claims.rival(claim)
 
         def finished() -> bool:
             return all(self.store.info(key) is not None for key in outputs)
 
-        with claims.claimed(layout.claim(self.stage, self.name), finished) as todo:
-            if not todo:
+        with claims.claimed(claim, finished) as todo:
+            taken = not todo and self.place.take(outputs)
+            if taken:
                 print("Another build has finished this job: its outputs are taken.", flush=True)
-                self.place.take(outputs)
-            yield todo
+            yield not taken
 
     def recorded(self) -> AbstractContextManager[Work]:
         """What runs inside is recorded beside its outputs if it succeeds (records.py)."""
@@ -155,7 +161,7 @@ class Job:
 
     def commit(self) -> None:
         """Publish the outputs where Snakemake has only copies; the journal may go then."""
-        self.place.commit(self._objects(dict(self._snakemake.output.items())))
+        self.place.commit(self._objects(dict(self._snakemake.output.items())), self._rival)
 
     def _objects(self, paths: Mapping[str, Any]) -> dict[str, Path]:
         """Local files of objects by key."""
@@ -174,32 +180,47 @@ class Job:
         run_id = os.environ.get(RUN_VARIABLE)
         for sentinel in self.inputs("gpu"):
             gate.read_sentinel(sentinel, run_id)
-        with gate.lease(
-            config.gate,
-            config.gate_device(self.stage),
-            gpus=count,
-            run_id=run_id,
-            stage=self.stage,
-            shard=shard,
-            server_spec=server_spec,
-        ) as lease:
-            os.environ.update(lease.environment())
-            if config.device == "cpu":
-                os.environ["OMP_NUM_THREADS"] = str(self._snakemake.threads)
-            print(f"gpu gate: {lease.verdict.verdict} {' '.join(lease.uuids)}", flush=True)
-            self.work.gpus[:] = lease.uuids
-            self._held = _held(lease)
-            yield lease
+        try:
+            with gate.lease(
+                config.gate,
+                config.gate_device(self.stage),
+                gpus=count,
+                run_id=run_id,
+                stage=self.stage,
+                shard=shard,
+                server_spec=server_spec,
+            ) as lease:
+                os.environ.update(lease.environment())
+                if config.device == "cpu":
+                    os.environ["OMP_NUM_THREADS"] = str(self._snakemake.threads)
+                print(f"gpu gate: {lease.verdict.verdict} {' '.join(lease.uuids)}", flush=True)
+                self.work.gpus[:] = lease.uuids
+                self._held = _said_of_gpus(lease.verdict, lease.uuids)
+                yield lease
+        except gate.GateRefused as error:
+            self._held = _said_of_gpus(error.verdict, [gpu.uuid for gpu in error.verdict.gpus])
+            raise
 
 
-def _held(lease: gate.Lease) -> dict[str, Any]:
+def _said_of_gpus(found: Verdict, uuids: Sequence[str]) -> dict[str, Any]:
     """What the heartbeats of a job say of its GPUs: which, and what the gate found."""
-    found = lease.verdict
     reasons = [reason.code for reason in found.reasons]
     return {
-        "gpus": list(lease.uuids),
+        "gpus": list(uuids),
         "gate": {"verdict": found.verdict, "checked_at": found.checked_at, "reasons": reasons},
     }
+
+
+def tell_refusal(place: Mapping[str, Any], stage: str, subject: str, refused: gate.GateRefused) -> None:
+    """Leave the heartbeat of a job that is not begun because its sentinel was refused the GPUs.
+
+    `place` has the `store`, its `s3` settings and the fingerprints `fp`; `subject` is a shard, a window or nothing.
+    """
+    fp = place["fp"][stage]
+    name = {"train": f"{fp}-{subject}", "evaluate": fp}.get(stage, f"{subject}-{fp}")
+    store = without_waiting(open_store(place["store"], S3Settings(**place["s3"])))
+    facts = _said_of_gpus(refused.verdict, [gpu.uuid for gpu in refused.verdict.gpus])
+    Heartbeat(store, layout.progress(stage, name), stage=stage, name=name, total=0).fail(str(refused), facts)
 
 
 def versions() -> dict[str, str]:
@@ -210,12 +231,16 @@ def versions() -> dict[str, str]:
 
 
 def run(snakemake: Any, main: Callable[[Job], None]) -> None:
-    """Run a script's `main` with output going to the rule's log. Exits with 1 after a user's mistake or a fault."""
+    """Run a script's `main` with output going to the rule's log. Exits with 1 after a user's mistake or a fault.
+
+    Whatever ends the job but Ctrl-C is left in its heartbeat too, so that the store tells of it.
+    """
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
     follow_builder()
     terminal = os.dup(2)
-    _redirect(Path(snakemake.log[0]))
+    job: Job | None = None
     try:
+        _redirect(Path(snakemake.log[0]))
         job = Job(snakemake)
         with job.claimed() as todo:
             if todo:
@@ -224,30 +249,17 @@ def run(snakemake: Any, main: Callable[[Job], None]) -> None:
                     job.commit()
         outcomes.note("done")
     except BaseException as error:
-        kind, sentence = _verdict(error)
+        kind, sentence = outcomes.verdict(error)
         outcomes.note(kind, sentence or repr(error))
+        if job is not None and kind != "interrupted":
+            job.fail(sentence or str(error) or type(error).__name__)
         if sentence is None:
             traceback.print_exc()
             raise
-        print(sentence, flush=True)
         os.write(terminal, f"\ndraftmill: {sentence}\n".encode())
+        with suppress(OSError):  # the log may lie on the disk that has run full
+            print(sentence, flush=True)
         sys.exit(1)
-
-
-def _verdict(error: BaseException) -> tuple[Kind, str | None]:
-    """What ended the job and what to say of a user's mistake, of Ctrl-C or of a full disk; no words for a fault."""
-    if isinstance(error, UserError):
-        return error.kind, str(error)
-    if isinstance(error, KeyboardInterrupt):
-        return "interrupted", "Interrupted: give the same command again to go on."
-    if any(words in str(error) for words in _FULL):
-        return "full", "The disk has run full: free some and give the same command again; nothing finished is lost."
-    if isinstance(error, OSError) and error.errno in _REFUSED and error.filename:
-        return "full", (
-            f"{error.filename} cannot be written or read ({error.strerror}): mend its permissions and give the same command "
-            "again; nothing finished is lost."
-        )
-    return "fault", None
 
 
 def _redirect(log: Path) -> None:

@@ -6,6 +6,8 @@ its bytes. Rules, stages and readers take names from here only.
 
 from __future__ import annotations
 
+import secrets
+
 INDEX = "prompts/index.json"
 # Where rules and prompts leave their objects; a plan lists these alone.
 FOLDERS = ("prompts/", "completions/", "audits/", "hidden/", "pilot/", "drafter/", "eval/", "report/")
@@ -102,6 +104,6 @@ def record(stage: str, name: str) -> str:
     return f"records/{stage}/{name}.json"
 
 
-def probe(pid: int) -> str:
-    """An object that a build writes and removes to see whether it may."""
-    return f"progress/.probe-{pid}"
+def probe() -> str:
+    """An object that a build writes and removes to see whether it may: no two builds have the same."""
+    return f"progress/.probe-{secrets.token_hex(6)}"

@@ -13,10 +13,15 @@ from draftmill.store.base import Store
 _JOURNAL, _CLAIMS = "journal/", "claims/"
 
 
-def at_start(store: Store, graph: Graph, older_than_s: float) -> None:
-    """Remove what killed builds have left, and states that an interrupted build did not get to remove."""
-    for key in graph.spent_states():
-        store.delete(key)
+def at_start(store: Store, graph: Graph, older_than_s: float, run: str) -> None:
+    """Remove what killed builds have left, and states that an interrupted build did not get to remove.
+
+    The states stay while another build is at work: it may have extracted them for a training of its own.
+    """
+    spent = graph.spent_states()
+    if spent and not build_claims.others_at_work(store, store.list(_CLAIMS), run):
+        for key in spent:
+            store.delete(key)
     clear(store, graph, older_than_s)
 
 

@@ -10,7 +10,6 @@ virtual machines may be given more as they use it, and what else runs may end.
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import sys
 from dataclasses import dataclass
@@ -112,7 +111,7 @@ def preflight(need: Needs, config: Config, store: Store) -> None:
 
 def _check_store(config: Config, store: Store) -> None:
     try:
-        check_store(store, layout.probe(os.getpid()), max_skew_s=config.s3.max_clock_skew_s)
+        check_store(store, layout.probe(), max_skew_s=config.s3.max_clock_skew_s)
     except OSError as error:
         raise UserError(f"store: {store.url} cannot be written ({error.strerror}): choose another folder.") from None
 

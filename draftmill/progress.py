@@ -1,6 +1,7 @@
 """Heartbeats: what a job is doing right now, for people and for the readers of the store.
 
-One JSON object a job, replaced every few seconds. It may hold times, rates and hosts, because it is no output: outputs
+One JSON object a job, replaced every few seconds while the job gets on: a job that hangs is told by its silence, and that
+it lives by its claim. It may hold times, rates and hosts, because it is no output: outputs
 are functions of their inputs. On a terminal the same numbers are a bar, elsewhere a plain line now and then.
 
 A heartbeat must never cost work: it is written by a thread of its own, the newest wins, and a store that is slow or away
@@ -57,6 +58,7 @@ class Heartbeat:
         self.done, self.tokens, self._resumed = 0, 0, 0
         self._minute = deque([(self._started, 0)])
         self._bar = _bar() if sys.stderr.isatty() else None
+        self._failed = False
 
     def __enter__(self) -> Heartbeat:
         """Start the bar and write the first heartbeat."""
@@ -140,8 +142,18 @@ class Heartbeat:
         if self._bar is not None:
             self._bar.stop()
         if error is not None:
-            self._facts["error"] = (str(error) or type(error).__name__)[:_ERROR]
-        self._write("done" if kind is None else "failed")
+            self.fail(str(error) or type(error).__name__)
+            return
+        self._write("done")
+        self._writer.settle(_LAST_WORD_S)
+
+    def fail(self, message: str, facts: Mapping[str, Any] | None = None) -> None:
+        """Leave a last heartbeat that says what ended the job; the first such word stands."""
+        if self._failed:
+            return
+        self._failed = True
+        self._facts.update({"error": message[:_ERROR], **(facts or {})})
+        self._write("failed")
         self._writer.settle(_LAST_WORD_S)
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -107,9 +107,10 @@ def read_completions(path: Path) -> pa.Table:
     return table.set_column(table.schema.get_field_index("source"), COMPLETIONS.field("source"), found)
 
 
-def read_provenance(path: Path) -> dict[str, Any]:
-    """The provenance a Parquet file of ours carries; empty if it carries none."""
-    raw = (pq.read_metadata(path.absolute()).metadata or {}).get(PROVENANCE_KEY)
+def read_provenance(place: Path | BinaryIO) -> dict[str, Any]:
+    """The provenance a Parquet file of ours carries, of which the footer is enough; empty if it carries none."""
+    found = pq.read_metadata(place.absolute() if isinstance(place, Path) else place).metadata
+    raw = (found or {}).get(PROVENANCE_KEY)
     return dict(json.loads(raw)) if raw else {}
 
 

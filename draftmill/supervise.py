@@ -14,7 +14,6 @@ import random
 import signal
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -32,6 +31,7 @@ _WORDS = {
     "late": "the store did not answer",
     "expired": "the credentials have expired",
     "busy": "the GPUs are in use",
+    "changed": "the plan is out of date",
     "killed": "a process was killed",
     "fault": "a job failed without saying why",
     "unknown": "Snakemake failed without saying why",
@@ -50,9 +50,9 @@ class Limits:
     first_s: float = 5.0
     most_s: float = 300.0
 
-    def pause(self, failures: int, chance: float) -> float:
-        """Seconds before the next start after so many failures in a row; `chance` in [0, 1) shortens by up to a half."""
-        return min(self.most_s, self.first_s * 2.0 ** min(failures - 1, 32)) * (1.0 - 0.5 * chance)
+    def pause(self, fruitless: int, chance: float) -> float:
+        """Seconds before the next start after so many without progress; `chance` in [0, 1) shortens by up to a half."""
+        return min(self.most_s, self.first_s * 2.0 ** min(max(fruitless - 1, 0), 32)) * (1.0 - 0.5 * chance)
 
 
 @dataclass(frozen=True)
@@ -73,7 +73,7 @@ def judge(status: int, told: Sequence[Outcome]) -> Ending:
     for one in failed:
         if one.kind in ("mistake", "full"):
             return Ending("stop", one.sentence, progress)
-    for kind in ("expired", "late", "busy"):
+    for kind in ("expired", "late", "busy", "changed"):
         if said := [one.sentence for one in failed if one.kind == kind]:
             return Ending("again", f"{_WORDS[kind]}: {said[0]}", progress)
     if status < 0:
@@ -115,31 +115,35 @@ class Supervisor:
 
     def run(self) -> int:
         """The exit status for the caller: Snakemake's own, 130 after Ctrl-C, 1 when it was not started again."""
-        began, failures, blind = time.monotonic(), 0, 0
+        began, fruitless, blind = time.monotonic(), 0, 0
         with self._signals_passed_on():
             while True:
                 status, told = self._once()
                 if self._signals:
                     self.say("Stopped as asked; give the same command again to go on.")
                     return 130
-                ending = judge(status, told)
+                ending = self._seen(judge(status, told))
                 if ending.what in ("done", "stop"):
                     return self._end(ending)
-                failures = 1 if ending.progress else failures + 1
+                fruitless = 0 if ending.progress else fruitless + 1
                 blind = 0 if ending.progress or ending.what == "again" else blind + 1
                 if ending.what == "blind" and supervise_locks.locked(self.folder):
                     if not self._unlock():
                         return 1
-                elif blind >= _BLIND_STARTS or failures > self.limits.attempts:
-                    return self._give_up(f"{failures} starts in a row finished no job", ending)
-                pause = self.limits.pause(failures, self.chance())
+                elif blind >= _BLIND_STARTS or fruitless >= self.limits.attempts:
+                    return self._give_up(f"{_starts(fruitless)} finished no job", ending)
+                pause = self.limits.pause(fruitless, self.chance())
                 if time.monotonic() - began + pause > self.limits.for_s:
                     return self._give_up(f"the time of {self.limits.for_s:.0f} s is over", ending)
-                self.say(
-                    f"{_sentence(ending.why)} Starting again in {pause:.0f} s (number {failures} without progress)."
-                )
+                count = f" ({_starts(fruitless)} finished no job)" if fruitless else ""
+                self.say(f"{_sentence(ending.why)} Starting again in {pause:.0f} s{count}.")
                 if self._asked.wait(pause):
                     return 130
+
+    def _seen(self, ending: Ending) -> Ending:
+        """The ending, where nobody said why, as the disk of the working directory shows it: Snakemake writes there too."""
+        refused = outcomes.refusal(self.folder) if ending.what == "blind" else ""
+        return Ending("stop", refused, ending.progress) if refused else ending
 
     def _end(self, ending: Ending) -> int:
         if ending.what == "stop":
@@ -163,11 +167,9 @@ class Supervisor:
 
     def _once(self) -> tuple[int, list[Outcome]]:
         """One Snakemake from start to end, and all its processes with it."""
-        with tempfile.TemporaryDirectory(prefix="draftmill-run-") as place:
-            path = Path(place) / "outcomes.jsonl"
-            path.touch()
-            status = self._supervised(path)
-            told = list(outcomes.read(path))
+        with outcomes.listening() as place:
+            status = self._supervised(place)
+            told = list(outcomes.read(place))
         self.runs |= {one.run for one in told if one.run}
         return status, told
 
@@ -214,6 +216,10 @@ class Supervisor:
     def _pass_on(self, number: signal.Signals) -> None:
         if self._child is not None and self._child.poll() is None:
             _signal(self._child.pid, number)
+
+
+def _starts(count: int) -> str:
+    return "1 start" if count == 1 else f"{count} starts in a row"
 
 
 def _sentence(text: str) -> str:

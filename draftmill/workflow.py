@@ -36,6 +36,12 @@ CACHE = Path(".draftmill")
 _UNFINISHED_AGE_S = 24 * 3600.0
 
 
+class PromptsChangedError(UserError):
+    """The sources are not what the plan was made from; the next plan is made from them."""
+
+    kind = "changed"
+
+
 @dataclass(frozen=True)
 class Build:
     """One parse of the Snakefile: the graph, and how its keys become the paths that rules use."""
@@ -88,7 +94,10 @@ class Build:
 
     @noted()
     def start(self) -> None:
-        """Check what the build needs of this host, then publish new prompt shards and their index."""
+        """Check what the build needs of this host, then publish new prompt shards and their index.
+
+        Raises UserError for what the host lacks, and if the prompts are not those of the plan any more.
+        """
         preflight(needs(self.graph, self.store), self.config, self.store)
         if self.config.generate.engine == "sglang":
             from draftmill.engines import server
@@ -97,10 +106,17 @@ class Build:
             check_host(self.config, self.gpus)
             if is_builder():
                 server.end_servers_at_exit(self.config.gate, self.run_id)
-        leftovers.at_start(self.store, self.graph, _UNFINISHED_AGE_S)
-        current_index(self.config, self.store, write=True)
+        self._publish_prompts()
+        leftovers.at_start(self.store, self.graph, _UNFINISHED_AGE_S, self.run_id)
         announce(self.store, self.graph, self.run_id)
         snapshot.save(CACHE, self.run_id, snapshot.Seen(self.graph.index, self.graph.present))
+
+    def _publish_prompts(self) -> None:
+        # The sources are read once more. Jobs of shards that are no longer among them would find no prompts.
+        if current_index(self.config, self.store, write=True).shards != self.graph.index.shards:
+            raise PromptsChangedError(
+                "The prompts changed after the plan was made: give the same command again to plan with them."
+            )
 
     def finish(self) -> None:
         """Remove what kills have left behind in a build that has succeeded in the end."""

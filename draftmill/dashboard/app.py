@@ -23,7 +23,7 @@ from starlette.routing import Route
 
 from draftmill.dashboard import parts
 from draftmill.dashboard.board import Board, View
-from draftmill.dashboard.detail import detail
+from draftmill.dashboard.detail import Details
 from draftmill.dashboard.guard import LOOPBACK, Guard
 from draftmill.dashboard.page import STATIC, page
 from draftmill.dashboard.samples import Query, Samples
@@ -44,7 +44,8 @@ class Server:
 
     def __init__(self, board: Board, *, logs: Path | None = None) -> None:
         """`logs` is the folder that the build runs in, if it is this one."""
-        self.board, self._logs = board, logs
+        self.board = board
+        self._details = Details(board.reader.store, logs)
         self._samples = Samples(Tables(board.reader.store))
         # Reading rows may take as long as the store does; a few at once, and the rest of the page goes on.
         self._limiter: anyio.CapacityLimiter | None = None
@@ -158,7 +159,9 @@ class Server:
         hours = hours if hours in parts.HOURS else 1
 
         def work(view: View) -> bytes:
-            return to_bytes(parts.lanes_part(view, hours) | {"history": self.board.history.to_json()})
+            found = parts.lanes_part(view, hours)
+            history = self.board.history.to_json(lane["id"] for lane in found["lanes"])
+            return to_bytes(found | {"history": history})
 
         return await self._of_view(request, work)
 
@@ -166,8 +169,8 @@ class Server:
         return await self._of_view(request, lambda view: to_bytes(self._samples.lengths(view)))
 
     async def _shard(self, request: Request) -> Response:
-        name, store = request.path_params["name"], self.board.reader.store
-        return await self._of_view(request, lambda view: _found(detail(view, store, name, self._logs)))
+        name = request.path_params["name"]
+        return await self._of_view(request, lambda view: _found(self._details.of(view, name)))
 
     async def _find(self, request: Request) -> Response:
         text = request.query_params.get("text", "")[:_TEXT]
@@ -181,6 +184,7 @@ class Server:
             text=text,
             seed=_number(request, "seed", 0),
             start=_number(request, "start", 0),
+            skip=_number(request, "skip", 0),
         )
         return await self._of_view(request, lambda view: to_bytes(self._samples.find(view, query)))
 

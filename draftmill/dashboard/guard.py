@@ -8,17 +8,15 @@ lets nothing run but our own files, whatever a text holds.
 
 from __future__ import annotations
 
+import hashlib
 import hmac
 import ipaddress
-from collections.abc import Mapping
-from http.cookies import CookieError, SimpleCookie
 from urllib.parse import parse_qsl, urlencode
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.responses import PlainTextResponse, RedirectResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-COOKIE = "draftmill"
 LOOPBACK = ("localhost", "127.0.0.1", "::1")
 SAFE = {
     "x-content-type-options": "nosniff",
@@ -49,6 +47,11 @@ def host_name(header: str) -> str:
     if name.startswith("["):
         return name[1:].partition("]")[0]
     return name.rpartition(":")[0] if ":" in name else name
+
+
+def cookie_name(token: str) -> str:
+    """The cookie that holds a token: cookies know hosts and no ports, so each dashboard of a host has its own."""
+    return f"draftmill-{hashlib.sha256(token.encode()).hexdigest()[:8]}"
 
 
 class Guard:
@@ -92,24 +95,22 @@ class Guard:
             # A path that begins with two slashes would lead to another host.
             path = "/" + scope["path"].lstrip("/\\")
             answer = RedirectResponse(f"{path}?{rest}" if rest else path, 303)
-            answer.set_cookie(COOKIE, token, httponly=True, samesite="strict", path="/")
+            answer.set_cookie(cookie_name(token), token, httponly=True, samesite="strict", path="/")
             return answer
-        if any(_same(one, token) for one in _carried(headers)):
+        if any(_same(one, token) for one in _carried(headers, cookie_name(token))):
             return None
         return PlainTextResponse("Open the address with the token that `draftmill dashboard` printed.\n", 401)
 
 
-def _carried(headers: Mapping[str, str]) -> list[str]:
-    """The tokens that a request's header and cookie hold."""
-    found = []
+def _carried(headers: Headers, cookie: str) -> list[str]:
+    """The tokens that a request's header and cookie hold.
+
+    Cookies are parted by hand: http.cookies gives up all of them for one of another site's that it cannot read.
+    """
     kind, _, value = headers.get("authorization", "").partition(" ")
-    if kind.lower() == "bearer":
-        found.append(value.strip())
-    try:
-        cookie = SimpleCookie(headers.get("cookie", "")).get(COOKIE)
-    except CookieError:
-        cookie = None
-    return [*found, cookie.value] if cookie is not None else found
+    bearer = [value.strip()] if kind.lower() == "bearer" else []
+    pairs = (pair.partition("=") for header in headers.getlist("cookie") for pair in header.split(";"))
+    return bearer + [value.strip().strip('"') for name, _, value in pairs if name.strip() == cookie]
 
 
 def _same(given: str, token: str) -> bool:

@@ -15,7 +15,7 @@ from draftmill.state.shards import ShardRow, shard_rows
 from draftmill.state.training import training
 
 HOURS = (1, 6, 24, 168)
-_POINTS, _CURVE, _PIXELS = 120, 800, 900
+_POINTS, _CURVE, _PIXELS, _PROCESSES = 120, 800, 900, 40
 _SHARES = ("spike", "short", "empty", "repetitive", "duplicates", "cut")
 
 
@@ -88,15 +88,23 @@ def _slim(row: ShardRow) -> dict[str, Any]:
 
 
 def lanes_part(view: View, hours: float) -> dict[str, Any]:
-    """What each lane did since some hours, with servers and verdicts; jobs closer than a pixel are one span."""
+    """What each lane did since some hours, with servers and verdicts; jobs closer than a pixel are one span.
+
+    Where no GPU is told each job is a process and so a lane: of these the newest are given, and how many are left out.
+    """
     now = view.state.now
     since = now - hours * 3600
     found = sorted(segments(view.snapshot, since, now), key=lambda one: (one.lane, one.start))
     apart = hours * 3600 / _PIXELS
+    processes = sorted((one for one in found if one.gpu is None), key=lambda one: -one.end)
+    newest = list(dict.fromkeys(one.lane for one in processes))
+    left_out = set(newest[_PROCESSES:])
+    found = [one for one in found if one.lane not in left_out]
     return {
         "since": since,
         "now": now,
         "lanes": [_lane(view, lane, list(group), apart) for lane, group in groupby(found, lambda one: one.lane)],
+        "left_out": len(left_out),
     }
 
 

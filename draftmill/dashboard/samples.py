@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -35,7 +36,7 @@ Ints = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class Query:
-    """What somebody wants to see. `start` is where a search goes on, `text` what it is for."""
+    """What somebody wants to see. `text` is what a search is for; it goes on at shard `start`, behind `skip` rows of it."""
 
     kind: str = "random"
     shard: str | None = None
@@ -43,6 +44,7 @@ class Query:
     text: str = ""
     seed: int = 0
     start: int = 0
+    skip: int = 0
     rows: int = ROWS
 
 
@@ -56,6 +58,10 @@ class Hit:
     note: str = ""
 
 
+Found = tuple[list[Hit], int, dict[str, int] | None]
+"""Rows, how many shards were read for them, and where to go on."""
+
+
 class Samples:
     """Finds and shows rows of one store."""
 
@@ -63,25 +69,48 @@ class Samples:
         self._tables, self._clock = tables, clock
 
     def find(self, view: View, query: Query) -> dict[str, Any]:
-        """Rows as a JSON value, with `read` of `shards` shards, and `next`, where a search goes on."""
+        """Rows as a JSON value, with `read` of `shards` shards, and `next`, the start and skip where a search goes on."""
         chosen = [place for place in places(view) if query.shard in (None, place.shard)]
-        searching = query.kind == "search"
-        line = ordered(chosen, query.kind, query.source, query.seed)[query.start if searching else 0 :]
+        line = ordered(chosen, query.kind, query.source, query.seed)
+        look = self._search if query.kind == "search" else self._best
+        hits, read, further = look(view, line, query)
+        tokens = self._tokens(view)
+        return {
+            "rows": [self._shown(view, hit, tokens, SHORT) for hit in hits],
+            "read": read,
+            "shards": len(chosen),
+            "next": further,
+            "tokenizer": tokens is not None,
+        }
+
+    def _best(self, view: View, line: Sequence[Place], query: Query) -> Found:
+        """The rows that stand out most in the first shards of a line."""
         hits: list[Hit] = []
         read, end = 0, self._clock() + SECONDS
-        for place in line if searching else line[:SHARDS]:
-            if self._clock() > end or (searching and len(hits) >= query.rows):
+        for place in line[:SHARDS]:
+            if read and self._clock() > end:
                 break
             hits += self._hits(view, place, query)
             read += 1
-        tokens = self._tokens(view)
-        return {
-            "rows": [self._shown(view, hit, tokens, SHORT) for hit in _first(hits, query)],
-            "read": read,
-            "shards": len(chosen),
-            "next": query.start + read if searching and read < len(line) else None,
-            "tokenizer": tokens is not None,
-        }
+        return sorted(hits, key=lambda hit: hit.rank)[: query.rows], read, None
+
+    def _search(self, view: View, line: Sequence[Place], query: Query) -> Found:
+        """The next rows in order that hold the text; a shard is gone through over as many pages as it takes."""
+        hits: list[Hit] = []
+        read, end = 0, self._clock() + SECONDS
+        for place in line:
+            if place.number < query.start:
+                continue
+            if len(hits) == query.rows or (read and self._clock() > end):
+                return hits, read, {"start": place.number, "skip": 0}
+            skip = query.skip if place.number == query.start else 0
+            found = list(self._hits(view, place, query))[skip:]
+            room = query.rows - len(hits)
+            hits += found[:room]
+            read += 1
+            if len(found) > room:
+                return hits, read, {"start": place.number, "skip": skip + room}
+        return hits, read, None
 
     def row(self, view: View, shard: str, row: int, *, rejected: bool) -> dict[str, Any] | None:
         """One row as a whole, as far as any page should show it; None if it is gone."""
@@ -94,20 +123,20 @@ class Samples:
         return self._shown(view, Hit(place, row, 0.0, "rejected" if rejected else ""), self._tokens(view), LONG)
 
     def lengths(self, view: View, shards: int = 24) -> dict[str, Any]:
-        """Answers by their number of output tokens, from some shards: {"counts": {length: rows}, "read", "shards"}."""
+        """Answers of some shards by their output tokens: `by_source` {source: {length: rows}}, and `read` of `shards`."""
         found = places(view)
-        counts: dict[int, int] = {}
+        counts: dict[str, Counter[int]] = {}
         read, end = 0, self._clock() + SECONDS
         for place in ordered(found, "random", None, 0)[:shards]:
-            table = self._table(view, place, False)
-            if self._clock() > end:
+            if read and self._clock() > end:
                 break
+            table = self._table(view, place, False)
             if table is not None:
                 read += 1
-                lengths, rows = np.unique(_outputs(table).lengths, return_counts=True)
-                for length, count in zip(lengths.tolist(), rows.tolist(), strict=True):
-                    counts[length] = counts.get(length, 0) + count
-        return {"counts": dict(sorted(counts.items())), "read": read, "shards": len(found)}
+                for source, length in zip(table["source"].to_pylist(), _outputs(table).lengths.tolist(), strict=True):
+                    counts.setdefault(source, Counter())[length] += 1
+        by_source = {source: dict(sorted(counts[source].items())) for source in sorted(counts)}
+        return {"by_source": by_source, "read": read, "shards": len(found)}
 
     # One shard -------------------------------------------------------------------------------------------------------
 
@@ -185,7 +214,9 @@ def _ranked(place: Place, table: pa.Table, rows: Ints, query: Query) -> Iterator
     if query.kind == "repeated":
         return _repeated(place, table, rows)
     ranks = _ranks(place, table, query)[rows]
-    order = np.argsort(ranks, kind="stable")[: query.rows]
+    order = np.argsort(ranks, kind="stable")
+    if query.kind != "search":
+        order = order[: query.rows]
     note = "rejected" if query.kind == "rejected" else ""
     return (Hit(place, int(rows[k]), float(ranks[k]), note or _note(query.kind, float(ranks[k]))) for k in order)
 
@@ -222,12 +253,6 @@ def _repeated(place: Place, table: pa.Table, rows: Ints) -> Iterator[Hit]:
     for group in groups.values():
         if len(group) >= _REPEATED_LEAST:
             yield Hit(place, group[0], -len(group), f"{len(group)} rows of this shard have this answer")
-
-
-def _first(hits: Iterable[Hit], query: Query) -> list[Hit]:
-    if query.kind == "search":
-        return list(hits)[: query.rows]
-    return sorted(hits, key=lambda hit: hit.rank)[: query.rows]
 
 
 def _facts(values: Mapping[str, Any]) -> dict[str, Any]:

@@ -19,8 +19,9 @@ KINDS = ("random", "shortest", "longest", "repetitive", "repeated", "rejected", 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """One shard that has completions: keys of its objects, and its audit if there is one."""
+    """One shard that has completions: its number among all, keys of its objects, and its audit if there is one."""
 
+    number: int
     shard: str
     completions: str
     rejected: str
@@ -36,32 +37,41 @@ def places(view: View) -> list[Place]:
     if view.picture is None:
         found = [entry for key in listing if (entry := identify(key)) and entry.kind == "completions"]
         return [
-            Place(one.shard, one.key, layout.rejected(one.shard, one.fp), layout.prompts(one.shard), None)
-            for one in found
+            Place(number, one.shard, one.key, layout.rejected(one.shard, one.fp), layout.prompts(one.shard), None)
+            for number, one in enumerate(sorted(found, key=lambda one: one.key))
         ]
     graph = view.picture.graph
     return [
         Place(
+            number,
             shard,
             graph.completions(shard),
             graph.rejected(shard),
             layout.prompts(shard),
             audits.get(graph.failed_audit(shard)) or audits.get(graph.audit(shard)),
         )
-        for shard in graph.shards
+        for number, shard in enumerate(graph.shards)
         if graph.completions(shard) in listing
     ]
 
 
 def ordered(found: Sequence[Place], kind: str, source: str | None, seed: int) -> list[Place]:
     """The shards in the order in which rows of a kind are to be looked for; of those ranked alike a random one first."""
-    mixed = list(found)
+    held = [place for place in found if _may_hold(place, source)]
+    if kind == "search":
+        return held
+    mixed = held.copy()
     random.Random(seed).shuffle(mixed)
     rank = _RANKS.get(kind)
     if rank is None:
-        return list(found) if kind == "search" else mixed
+        return sorted(mixed, key=lambda place: source is not None and place.audit is None)
     scored = [(score, place) for place in mixed if (score := _score(place, rank, source)) is not None]
     return [place for _, place in sorted(scored, key=lambda one: one[0])]
+
+
+def _may_hold(place: Place, source: str | None) -> bool:
+    """Whether a shard may have rows of a source: only an audit knows that it has none."""
+    return source is None or place.audit is None or source in place.audit.by_source
 
 
 def _score(place: Place, rank: Callable[[Sequence[SourceCounts]], float | None], source: str | None) -> float | None:

@@ -9,7 +9,7 @@ from typing import Any
 
 from draftmill.dashboard import parts
 from draftmill.dashboard.board import Board, View
-from draftmill.dashboard.detail import detail
+from draftmill.dashboard.detail import Details
 from draftmill.dashboard.page import whole
 from draftmill.dashboard.samples import Query, Samples
 from draftmill.dashboard.shards_with import KINDS
@@ -41,7 +41,7 @@ def write(reader: Reader, out: Path) -> int:
 
 def data_of(view: View, board: Board) -> dict[str, Any]:
     """What the page would ask the server for, by path."""
-    store, samples = board.reader.store, Samples(Tables(board.reader.store))
+    details, samples = Details(board.reader.store), Samples(Tables(board.reader.store))
     state = {"number": 1, "revision": 1, "at": time.time(), "problem": None, "state": view.state.to_json()}
     found: dict[str, Any] = {
         "api/state": state,
@@ -55,7 +55,7 @@ def data_of(view: View, board: Board) -> dict[str, Any]:
         if kind != "search":
             found[f"api/samples?kind={kind}"] = samples.find(view, Query(kind))
     for name in _chosen(found["api/shards"] or []):
-        found[f"api/shard/{name}"] = detail(view, store, name, None)
+        found[f"api/shard/{name}"] = details.of(view, name)
     return found
 
 

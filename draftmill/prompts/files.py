@@ -19,9 +19,12 @@ from pathlib import PurePosixPath
 from typing import IO, cast
 
 from draftmill.errors import UserError
-from draftmill.prompts import s3
+from draftmill.store.open import is_s3
+from draftmill.store.settings import S3Settings
 
 _BUFFER = 1 << 20
+# S3 as the AWS variables and files alone describe it.
+_AWS = S3Settings()
 _PACKED = (".zst", ".xz", ".bz2", ".zip", ".lz4", ".tar", ".tgz", ".7z", ".gz")
 
 OnBytes = Callable[[int], None]
@@ -50,7 +53,7 @@ class SourceFile:
     """One file of records.
 
     `path` is spelt as the configuration spells it. `stamp` is an opaque text that is new whenever the content may be:
-    modification and change time of a local file, the ETag of an object.
+    modification and change time of a local file, the ETag of an object, which is reached by `s3`.
     """
 
     path: str
@@ -59,16 +62,17 @@ class SourceFile:
     gzipped: bool
     size: int
     stamp: str
+    s3: S3Settings = _AWS
 
     @property
     def remote(self) -> bool:
         """Whether the file is an object on S3."""
-        return s3.is_url(self.path)
+        return is_s3(self.path)
 
 
-def find(path: str, name: str | None = None) -> list[SourceFile]:
+def find(path: str, name: str | None = None, s3: S3Settings = _AWS) -> list[SourceFile]:
     """The files a source names, ordered by path. Raises UserError if there are none or one cannot be read."""
-    found = _find_remote(path, name) if s3.is_url(path) else _find_local(path, name)
+    found = _find_remote(path, name, s3) if is_s3(path) else _find_local(path, name)
     if not found:
         raise UserError(f"{path} matches no JSONL, JSON, CSV or Parquet file: correct prompts.sources.")
     return found
@@ -87,10 +91,12 @@ def _find_local(path: str, name: str | None) -> list[SourceFile]:
     )
 
 
-def _find_remote(path: str, name: str | None) -> list[SourceFile]:
-    objects = {found.url: found for found in s3.find(path)}
+def _find_remote(path: str, name: str | None, settings: S3Settings) -> list[SourceFile]:
+    from draftmill.prompts import s3
+
+    objects = s3.find(path, settings)
     urls = list(objects) if path in objects else _data(objects)
-    return [_file(url, name, objects[url].size, objects[url].etag) for url in urls]
+    return [_file(url, name, objects[url].size, objects[url].etag, settings) for url in urls]
 
 
 def _local(path: str, name: str | None) -> SourceFile:
@@ -106,7 +112,7 @@ def unreadable(path: str, error: OSError) -> UserError:
     return UserError(f"{path} cannot be read ({error.strerror}): make it readable or take it out of prompts.sources.")
 
 
-def _file(path: str, name: str | None, size: int, stamp: str) -> SourceFile:
+def _file(path: str, name: str | None, size: int, stamp: str, settings: S3Settings = _AWS) -> SourceFile:
     if size == 0:
         raise UserError(f"{path} is empty: fill it or take it out of prompts.sources.")
     kind = _format(path)
@@ -116,7 +122,7 @@ def _file(path: str, name: str | None, size: int, stamp: str) -> SourceFile:
         )
     gzipped = path.lower().endswith(".gz")
     stem = PurePosixPath(path.removesuffix(path[-3:]) if gzipped else path).stem
-    return SourceFile(path, name or stem, kind, gzipped, size, stamp)
+    return SourceFile(path, name or stem, kind, gzipped, size, stamp, settings)
 
 
 def _format(path: str) -> Format | None:
@@ -145,9 +151,17 @@ def check_unchanged(files: Iterable[SourceFile]) -> None:
 @contextmanager
 def opened(file: SourceFile, on_bytes: OnBytes | None = None) -> Iterator[IO[bytes]]:
     """The file's content, unpacked if it is gzipped; seekable. `on_bytes` hears how far into the file it has got."""
-    raw = s3.open_object(file.path, file.size, file.stamp) if file.remote else io.FileIO(file.path)
+    raw = _raw(file)
     with io.BufferedReader(_Heard(raw, on_bytes) if on_bytes else raw, _BUFFER) as stream:
         yield cast(IO[bytes], gzip.GzipFile(fileobj=stream)) if file.gzipped else stream
+
+
+def _raw(file: SourceFile) -> io.RawIOBase | io.FileIO:
+    if not file.remote:
+        return io.FileIO(file.path)
+    from draftmill.prompts import s3
+
+    return s3.open_object(file.path, file.size, file.stamp, file.s3)
 
 
 class _Heard(io.RawIOBase):

@@ -150,7 +150,7 @@ def _sources(config: Config) -> list[Source]:
     return [
         Source(file, Rules(source.field, source.answers, config.prompts.system))
         for source in config.prompts.sources
-        for file in find(source.path, source.name)
+        for file in find(source.path, source.name, config.s3)
     ]
 
 

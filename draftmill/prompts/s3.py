@@ -1,54 +1,43 @@
-"""Reading data sets from S3.
+"""Reading data sets from S3, which is reached, waited for and explained as a store there is (store/s3.py).
 
 An object is read in ranges, each bound to the ETag that the listing showed: it can be sought in like a file, needs no
-local disk, survives a broken connection, and never mixes two versions. Endpoint, region and credentials come from the
-usual AWS environment variables and files. boto3 is imported only when an s3:// path is used.
+local disk, survives a broken connection, and never mixes two versions. Imported only when an s3:// path is used, because
+boto3 is.
 """
 
 from __future__ import annotations
 
 import fnmatch
-import functools
 import io
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any
 
+from botocore.exceptions import ClientError
+
 from draftmill.errors import UserError
+from draftmill.store.base import ObjectInfo
+from draftmill.store.patience import code_of
+from draftmill.store.s3 import S3Store
+from draftmill.store.settings import S3Settings
 
 _RANGE = 8 << 20
-_ATTEMPTS = 4
+_OTHER_VERSION = {"PreconditionFailed", "412"}
 
 
-@dataclass(frozen=True, slots=True)
-class S3Object:
-    """One object as a listing shows it."""
-
-    url: str
-    size: int
-    etag: str
-
-
-def is_url(path: str) -> bool:
-    """Whether a path means S3."""
-    return path.startswith("s3://")
-
-
-def find(url: str) -> list[S3Object]:
-    """The object of that URL, or all below it as a folder, or all that match it as a glob; in order of their keys.
+def find(url: str, settings: S3Settings) -> dict[str, ObjectInfo]:
+    """The object of that URL, or all below it as a folder, or all that match it as a glob; by URL, in order of their keys.
 
     As in a local glob, `*` stays within one folder and `**` does not. Raises UserError if S3 cannot be listed.
     """
     bucket, key = _split(url)
     magic = [key.find(sign) for sign in "*?[" if sign in key]
-    listed = _list(url, bucket, key[: min(magic)] if magic else key)
+    infos = _Bucket(f"s3://{bucket}", settings).list(key[: min(magic)] if magic else key)
+    listed = {f"s3://{bucket}/{found}": info for found, info in infos.items()}
     if magic:
-        return [found for found in listed if _matches(found.url.removeprefix(f"s3://{bucket}/"), key)]
-    exact = [found for found in listed if found.url == url]
+        return {found: info for found, info in listed.items() if _matches(info.key, key)}
     folder = f"s3://{bucket}/{key.rstrip('/')}/" if key.rstrip("/") else f"s3://{bucket}/"
-    return exact or [found for found in listed if found.url.startswith(folder)]
+    below = {found: info for found, info in listed.items() if found.startswith(folder)}
+    return {url: listed[url]} if url in listed else below
 
 
 def _matches(key: str, pattern: str) -> bool:
@@ -58,31 +47,44 @@ def _matches(key: str, pattern: str) -> bool:
     return len(parts) == len(wanted) and all(map(fnmatch.fnmatchcase, parts, wanted))
 
 
-def _list(url: str, bucket: str, prefix: str) -> list[S3Object]:
-    with _explained(url):
-        pages = _client().get_paginator("list_objects_v2").paginate(Bucket=bucket, Prefix=prefix)
-        contents = [entry for page in pages for entry in page.get("Contents", ())]
-    return [
-        S3Object(f"s3://{bucket}/{entry['Key']}", entry["Size"], entry["ETag"].strip('"'))
-        for entry in contents
-        if not entry["Key"].endswith("/")
-    ]
-
-
-def open_object(url: str, size: int, etag: str) -> io.RawIOBase:
+def open_object(url: str, size: int, etag: str, settings: S3Settings) -> io.RawIOBase:
     """An object's content as a raw, seekable file, for as long as it has that ETag."""
-    return _ObjectFile(url, size, etag)
+    return _ObjectFile(url, size, etag, settings)
+
+
+def _split(url: str) -> tuple[str, str]:
+    bucket, _, key = url.removeprefix("s3://").partition("/")
+    if not bucket:
+        raise UserError(f"{url} names no bucket: write s3://bucket/key in prompts.sources.")
+    return bucket, key
+
+
+class _Bucket(S3Store):
+    """A bucket with data sets."""
+
+    def version(self, key: str, etag: str, start: int, stop: int) -> bytes:
+        """The bytes from `start` up to `stop` of an object that still has that ETag. Raises KeyError if none has."""
+        where = {**self._at(key), "Range": f"bytes={start}-{stop - 1}", "IfMatch": f'"{etag}"'}
+
+        def request() -> bytes:
+            try:
+                return bytes(self.client.get_object(**where)["Body"].read())
+            except ClientError as error:
+                if code_of(error) in _OTHER_VERSION:
+                    raise KeyError(key) from None
+                raise
+
+        return self._ask(request, key)
 
 
 class _ObjectFile(io.RawIOBase):
-    def __init__(self, url: str, size: int, etag: str) -> None:
+    def __init__(self, url: str, size: int, etag: str, settings: S3Settings) -> None:
         super().__init__()
         self._url, self._size, self._etag = url, size, etag
-        self._bucket, self._key = _split(url)
+        bucket, self._key = _split(url)
+        self._bucket = _Bucket(f"s3://{bucket}", settings)
         self._position = 0
         self._held, self._held_from = b"", 0
-        with _explained(url):
-            self._client = _client()
 
     def readable(self) -> bool:
         return True
@@ -110,56 +112,7 @@ class _ObjectFile(io.RawIOBase):
         return len(piece)
 
     def _fetch(self, start: int) -> bytes:
-        wanted = f"bytes={start}-{min(start + _RANGE, self._size) - 1}"
-        with _explained(self._url):
-            return self._fetch_range(wanted)
-
-    def _fetch_range(self, wanted: str) -> bytes:
-        from botocore.exceptions import HTTPClientError, IncompleteReadError
-
-        # botocore repeats requests but not a body that breaks off.
-        for attempt in range(_ATTEMPTS):
-            try:
-                reply = self._client.get_object(
-                    Bucket=self._bucket, Key=self._key, Range=wanted, IfMatch=f'"{self._etag}"'
-                )
-                return bytes(reply["Body"].read())
-            except (HTTPClientError, IncompleteReadError):
-                if attempt == _ATTEMPTS - 1:
-                    raise
-        raise AssertionError("unreachable")
-
-
-def _split(url: str) -> tuple[str, str]:
-    bucket, _, key = url.removeprefix("s3://").partition("/")
-    if not bucket:
-        raise UserError(f"{url} names no bucket: write s3://bucket/key in prompts.sources.")
-    return bucket, key
-
-
-@functools.cache
-def _client() -> Any:
-    import boto3
-    from botocore.config import Config
-
-    return boto3.session.Session().client("s3", config=Config(retries={"mode": "standard", "max_attempts": 5}))
-
-
-@contextmanager
-def _explained(url: str) -> Iterator[None]:
-    from botocore.exceptions import BotoCoreError, ClientError
-
-    try:
-        yield
-    except ClientError as error:
-        code = str(error.response.get("Error", {}).get("Code", "unknown"))
-        if code in ("PreconditionFailed", "412", "NoSuchKey"):
-            raise UserError(f"{url} changed while it was read: run again when it is complete.") from None
-        raise UserError(
-            f"S3 refuses {url} ({code}): check the bucket's name and your rights to list and read it."
-        ) from None
-    except BotoCoreError as error:
-        reason = " ".join(str(error).split()).rstrip(".")
-        raise UserError(
-            f"{url} cannot be reached ({reason}): check AWS_ENDPOINT_URL, region and credentials."
-        ) from None
+        try:
+            return self._bucket.version(self._key, self._etag, start, min(start + _RANGE, self._size))
+        except KeyError:
+            raise UserError(f"{self._url} changed while it was read: run again when it is complete.") from None

@@ -2,7 +2,8 @@
 
 Parsing JSON holds the interpreter's lock, so threads would not help. Processes are spawned, not forked: a build runs
 threads of Snakemake and boto3, which a fork would copy in any state. What a worker is given and gives back is small
-(places and ids, not records). A worker ends with the process that started it, however that ended.
+(places and ids, not records). A worker ends with the process that started it, however that ended, and at once when the
+work is given up: it may be waiting for an S3 that is away, and Ctrl-C must not wait for that.
 """
 
 from __future__ import annotations
@@ -15,8 +16,8 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import closing
-from multiprocessing.connection import wait
+from contextlib import suppress
+from multiprocessing.connection import Connection, wait
 from typing import TypeVar
 
 Task = TypeVar("Task")
@@ -34,8 +35,9 @@ class Workers:
     """A pool of processes, as many as there are processors."""
 
     def __init__(self, count: int) -> None:
-        self._count = count
-        self._pool = ProcessPoolExecutor(count, multiprocessing.get_context("spawn"), initializer=_begin)
+        self._count, context = count, multiprocessing.get_context("spawn")
+        self._theirs, self._ours = context.Pipe(duplex=False)
+        self._pool = ProcessPoolExecutor(count, context, initializer=_begin, initargs=(self._theirs,))
 
     def map(self, work: Callable[[Task], Done], tasks: Iterable[Task]) -> Iterator[Done]:
         """The results in the tasks' order; a task is drawn only shortly before its turn. Raises what `work` raises."""
@@ -47,9 +49,16 @@ class Workers:
         while flying:
             yield flying.popleft().result()
 
+    def abandon(self) -> None:
+        """End the processes whatever they are doing."""
+        self._ours.close()
+        self.close()
+
     def close(self) -> None:
         """End the processes; tasks that have not begun are dropped."""
         self._pool.shutdown(wait=True, cancel_futures=True)
+        self._ours.close()
+        self._theirs.close()
 
 
 def with_workers(size: int, work: Callable[[Workers | None], Done]) -> Done:
@@ -60,22 +69,30 @@ def with_workers(size: int, work: Callable[[Workers | None], Done]) -> Done:
     """
     count = min(_MOST, len(os.sched_getaffinity(0)))
     if count > 1 and size >= WORTH_BYTES:
-        try:
-            with closing(Workers(count)) as workers:
-                return work(workers)
-        except BrokenProcessPool:
-            pass
+        with suppress(BrokenProcessPool):
+            return _with(Workers(count), work)
     return work(None)
 
 
-def _begin() -> None:
+def _with(workers: Workers, work: Callable[[Workers | None], Done]) -> Done:
+    try:
+        done = work(workers)
+    except BaseException:
+        workers.abandon()
+        raise
+    workers.close()
+    return done
+
+
+def _begin(abandoned: Connection) -> None:
     # Ctrl-C goes to the whole process group; the parent alone decides what follows from it.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     parent = multiprocessing.parent_process()
     if parent is not None:
-        threading.Thread(target=_end_with, args=(parent.sentinel,), daemon=True).start()
+        threading.Thread(target=_end_with, args=(parent.sentinel, abandoned), daemon=True).start()
 
 
-def _end_with(parent: int) -> None:
-    wait([parent])
+def _end_with(parent: int, abandoned: Connection) -> None:
+    # The other end of the connection is closed with or by the parent.
+    wait([parent, abandoned])
     os._exit(1)

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import threading
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -37,12 +38,13 @@ def cache_file(folder: Path, url: str) -> Path:
 
 
 class Cache:
-    """JSON values made from objects of a store, by key."""
+    """JSON values made from objects of a store, by key; threads may share it."""
 
     def __init__(self, store: Store, file: Path | None = None) -> None:
         """`file` keeps the values between processes; None keeps them in memory only."""
         self._store, self._file = store, file
         self._held: dict[str, tuple[Version, Any]] = _read(file) if file else {}
+        self._lock = threading.Lock()
         self._unsaved = 0
         self.fetched = 0
 
@@ -52,43 +54,54 @@ class Cache:
         `reduce` turns bytes into a JSON value; None stands for an unreadable object and is a value like another.
         """
         wanted = {key: version_of(listing[key]) for key in keys}
-        missing = [key for key, version in wanted.items() if self._held.get(key, ("", None))[0] != version]
-        for key, data in zip(missing, self._get_all(missing), strict=True):
-            self._hold(key, wanted[key], data, reduce)
-        return {key: self._held[key][1] for key in wanted if key in self._held}
+        with self._lock:
+            held = {key: self._held[key] for key in wanted if key in self._held}
+        missing = [key for key, version in wanted.items() if key not in held or held[key][0] != version]
+        found = dict(zip(missing, self._get_all(missing), strict=True))
+        refused = {key for key, data in found.items() if isinstance(data, OSError)}
+        fetched = {key: (wanted[key], reduce(data)) for key, data in found.items() if isinstance(data, bytes)}
+        with self._lock:
+            self._hold(found.keys() - refused, fetched)
+        known = held | fetched | dict.fromkeys(refused, ("", None))
+        return {key: known[key][1] for key in wanted if key in known and found.get(key, b"") is not None}
 
-    def _get_all(self, keys: Sequence[str]) -> list[bytes | None]:
+    def _get_all(self, keys: Sequence[str]) -> list[bytes | OSError | None]:
         if len(keys) <= 1:
             return [self._get(key) for key in keys]
         with ThreadPoolExecutor(_THREADS) as pool:
             return list(pool.map(self._get, keys))
 
-    def _get(self, key: str) -> bytes | None:
+    def _get(self, key: str) -> bytes | OSError | None:
+        """An object's bytes, None if it is gone since the listing, or why this one cannot be read."""
         try:
             return self._store.get(key)
-        except KeyError:  # gone since the listing
+        except KeyError:
             return None
+        except OSError as error:
+            return error
 
-    def _hold(self, key: str, version: Version, data: bytes | None, reduce: Reduce) -> None:
-        self._unsaved += 1
-        if data is None:
+    def _hold(self, looked: Set[str], fetched: Mapping[str, tuple[Version, Any]]) -> None:
+        """Keep what was fetched, and forget of what was looked for the rest."""
+        for key in looked - fetched.keys():
             self._held.pop(key, None)
-            return
-        self.fetched += 1
-        self._held[key] = (version, reduce(data))
+        self._held.update(fetched)
+        self._unsaved += len(looked)
+        self.fetched += len(fetched)
 
     def forget_all_but(self, listing: Mapping[str, ObjectInfo]) -> None:
         """Drop what is no longer listed."""
-        for key in self._held.keys() - listing.keys():
-            del self._held[key]
+        with self._lock:
+            for key in self._held.keys() - listing.keys():
+                del self._held[key]
 
     def save(self) -> None:
         """Write the file if enough changed to be worth it; a folder that cannot be written is no fault."""
         if self._file is None or self._unsaved < _WORTH_SAVING:
             return
+        with self._lock:
+            kept = {key: list(held) for key, held in self._held.items()}
         try:
-            text = canonical_json({"format": FORMAT, "held": {key: list(held) for key, held in self._held.items()}})
-            publish_text(self._file, text)
+            publish_text(self._file, canonical_json({"format": FORMAT, "held": kept}))
         except (OSError, ValueError):
             return
         self._unsaved = 0

@@ -11,8 +11,6 @@ from draftmill.state.read import Snapshot
 from draftmill.state.types import Failure
 from draftmill.store.base import ObjectInfo
 
-SHOWN = 50
-
 
 def log_of(graph: Graph, stage: str, subject: str) -> str:
     """The log of a job, relative to the folder that its build runs in (rules/)."""
@@ -22,7 +20,7 @@ def log_of(graph: Graph, stage: str, subject: str) -> str:
 
 
 def failures(picture: Picture) -> tuple[Failure, ...]:
-    """The last failures: jobs whose heartbeat says so, and audits that are over a limit."""
+    """All failures: jobs whose heartbeat says so, and audits that are over a limit."""
     snapshot, graph, views = picture.snapshot, picture.graph, picture.views
     audited = {view.job.subject: view for view in views if view.job.stage == "audit" and view.state != "done"}
     found = [_job(snapshot, graph, view) for view in views if view.state == "failed" and view.beat is not None]
@@ -30,7 +28,7 @@ def failures(picture: Picture) -> tuple[Failure, ...]:
         info = snapshot.listing.get(graph.failed_audit(shard))
         if info is not None:
             found.append(_audit(snapshot, graph, view, info))
-    return tuple(sorted(found, key=lambda one: (-one.at, one.stage, one.name))[:SHOWN])
+    return tuple(sorted(found, key=lambda one: (-one.at, one.stage, one.name)))
 
 
 def _job(snapshot: Snapshot, graph: Graph, view: JobView) -> Failure:

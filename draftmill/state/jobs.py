@@ -20,7 +20,7 @@ from draftmill.state.types import JobState
 
 STALE_S = 60.0
 LOST_S = 600.0
-"""Heartbeats come every few seconds: after a minute something is wrong, after ten the job is given up for dead."""
+"""A job that gets on says so every few seconds: after a minute something is wrong, after ten it is given up for dead."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,14 +78,20 @@ def skew(beat: Beat, heard: float) -> float:
     return beat.updated - heard if beat.updated is not None else 0.0
 
 
+def is_held(claim: Claim | None, now: float) -> bool:
+    """Whether somebody still renews a claim."""
+    return claim is not None and claim.expires is not None and claim.expires > now
+
+
 def beat_state(beat: Beat, heard: float, claim: Claim | None, now: float) -> JobState:
     """What a heartbeat says of a job whose outputs are not there."""
+    claimed = is_held(claim, now)
     if beat.state == "failed":
-        return "failed"
+        # Whoever fails lets go of the claim: a later try holds it, and has not said anything yet.
+        return "running" if claimed else "failed"
     age = now - heard
     if age <= STALE_S:
         return "running"
-    claimed = claim is not None and claim.expires is not None and claim.expires > now
     # A job that says it is done has only to publish; its claim, if there is one, tells whether it still does.
     return "stale" if claimed or age <= LOST_S else "interrupted"
 
@@ -165,8 +171,7 @@ def _state(done: bool, beat: Beat | None, heard: float | None, claim: Claim | No
         return "done"
     if beat is not None and heard is not None:
         return beat_state(beat, heard, claim, now)
-    claimed = claim is not None and claim.expires is not None and claim.expires > now
-    return "running" if claimed else "waiting"
+    return "running" if is_held(claim, now) else "waiting"
 
 
 def _rows(

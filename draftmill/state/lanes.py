@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from draftmill.state.documents import Beat
-from draftmill.state.jobs import beat_state, heard_at, skew
+from draftmill.state.documents import Beat, Claim
+from draftmill.state.jobs import beat_state, heard_at, is_held, skew
 from draftmill.state.read import Snapshot
 from draftmill.state.types import GateVerdict, JobState, Lane, LaneState, ServerState
 
@@ -65,7 +65,7 @@ def _each(snapshot: Snapshot, now: float) -> Iterator[Lane]:
         heard = heard_at(snapshot, (stage, name))
         if heard is None or now - heard > FORGOTTEN_S:
             continue
-        state = _state(beat, heard, now)
+        state = _state(beat, heard, snapshot.claims.get((stage, name)), now)
         for lane, gpu in _places(beat):
             yield _lane(lane, gpu, stage, name, beat, state, heard, now)
 
@@ -74,10 +74,11 @@ def _places(beat: Beat) -> list[tuple[str, str | None]]:
     return [(gpu, gpu) for gpu in beat.gpus] or [(f"{beat.host}/{beat.pid}", None)]
 
 
-def _state(beat: Beat, heard: float, now: float) -> LaneState:
-    if beat.state == "done":
+def _state(beat: Beat, heard: float, claim: Claim | None, now: float) -> LaneState:
+    """As the job itself is counted (jobs.py); one that is done and holds its claim still publishes."""
+    if beat.state == "done" and not is_held(claim, now):
         return "idle"
-    return _LANE_STATES[beat_state(beat, heard, None, now)]
+    return _LANE_STATES[beat_state(beat, heard, claim, now)]
 
 
 def _lane(
@@ -112,9 +113,9 @@ def segments(snapshot: Snapshot, since: float, now: float) -> tuple[Segment, ...
         heard = heard_at(snapshot, (stage, name))
         if heard is None or heard < since or beat.started is None:
             continue
-        state = _state(beat, heard, now)
+        state = _state(beat, heard, snapshot.claims.get((stage, name)), now)
         start = min(beat.started - skew(beat, heard), heard)
-        end = now if state == "running" else heard
+        end = now if state == beat.state == "running" else heard
         subject = subject_of(stage, name)
         found += [Segment(lane, gpu, beat.host, stage, name, subject, start, end, state) for lane, gpu in _places(beat)]
     return tuple(sorted(found, key=lambda one: (one.start, one.lane, one.name)))

@@ -38,7 +38,9 @@ def rate_of(views: Sequence[JobView], amount: Callable[[JobView], float], now: f
 
 
 def _minute(views: Iterable[JobView], amount: Callable[[JobView], float]) -> float:
-    return sum((_now(view, amount) for view in views if view.state == "running" and view.beat is not None), 0.0)
+    # Of a try that failed a rate is left behind, which the next one has not reached.
+    live = (view for view in views if view.state == "running" and view.beat is not None and view.beat.state != "failed")
+    return sum((_now(view, amount) for view in live), 0.0)
 
 
 def _now(view: JobView, amount: Callable[[JobView], float]) -> float:

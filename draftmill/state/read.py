@@ -43,11 +43,11 @@ _AUDIT_KEY = re.compile(r"audits/(failed/)?[0-9a-f]{12}-[0-9a-f]{12}\.json")
 _SHOWN_KEYS = 3
 _LARGE, _AT_ONCE = 4000, 6
 _PARTS = (
-    *("completions/", "audits/", "hidden/", "drafter/", "pilot/", "eval/", "report/", "claims/"),
+    *("completions/", "prompts/", "audits/", "hidden/", "drafter/", "pilot/", "eval/", "report/", "claims/"),
     *(f"{folder}/{stage}/" for folder in ("records", "progress") for stage in STAGES),
-    *(layout.BUILD, layout.INDEX),
+    layout.BUILD,
 )
-"""What a state is read from, apart; a listing of S3 takes one request after another for each thousand objects."""
+"""What a state and its pages are read from, apart; S3 lists a thousand objects a request, one after another."""
 _UNANNOUNCED = "No build has announced itself in this store, so there are no totals: give its --configfile."
 
 

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
-from io import BytesIO
 from typing import Any
 
 from draftmill.catalog import identify
@@ -15,7 +13,6 @@ from draftmill.state.jobs import JobView, Picture
 from draftmill.state.plan import PER_SHARD
 from draftmill.state.read import Snapshot
 from draftmill.state.types import JobState
-from draftmill.store.base import Store
 
 _KIND = {"generate": "completions", "audit": "audit", "extract": "hidden"}
 
@@ -152,26 +149,12 @@ def why(chain: tuple[Link, ...]) -> str:
     return f"{verb} built because the store held nothing of it."
 
 
-def changed_settings(store: Store, before: str, after: str) -> tuple[tuple[str, Any, Any], ...]:
-    """Settings that differ between two objects of a stage by their own provenance, as (dotted key, before, after).
-
-    Both are keys of Parquet or JSON objects. Raises KeyError if one is gone.
-    """
-    old, new = (dict(_leaves(_spec(store.get(key), key))) for key in (before, after))
+def changed_settings(before: Mapping[str, Any], after: Mapping[str, Any]) -> tuple[tuple[str, Any, Any], ...]:
+    """Settings that differ between two objects of a stage by their provenance, as (dotted key, before, after)."""
+    old, new = (dict(_leaves(made_of.get("spec") or {})) for made_of in (before, after))
     return tuple(
         (name, old.get(name), new.get(name)) for name in sorted({*old, *new}) if old.get(name) != new.get(name)
     )
-
-
-def _spec(data: bytes, key: str) -> Any:
-    if key.endswith(".json"):
-        return json.loads(data).get("provenance", {}).get("spec", {})
-    import pyarrow.parquet as pq
-
-    from draftmill.schemas import PROVENANCE_KEY
-
-    raw = (pq.read_metadata(BytesIO(data)).metadata or {}).get(PROVENANCE_KEY)
-    return json.loads(raw).get("spec", {}) if raw else {}
 
 
 def _leaves(value: Any, above: str = "") -> Iterator[tuple[str, Any]]:

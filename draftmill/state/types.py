@@ -5,12 +5,14 @@ Times are seconds since 1970 by the store's clock, ages and durations are second
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal
 
 JobState = Literal["done", "running", "stale", "failed", "interrupted", "waiting"]
 """`stale` runs but has been silent for a while; `interrupted` was begun and nobody works on it any more."""
 LaneState = Literal["running", "stale", "lost", "idle", "failed"]
+# A page gets its state again and again: a build that fails everywhere must not make it megabytes.
+_FAILURES = 50
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,8 +212,9 @@ class State:
     """Sentences for a person: unreadable objects, clocks that differ, totals that are not known."""
 
     def to_json(self) -> dict[str, Any]:
-        """A JSON value: nested objects by field name, tuples as lists."""
-        return {"format": 1, **asdict(self)}
+        """A JSON value: nested objects by field name, tuples as lists; of the failures the last 50, and their count."""
+        shown = replace(self, failures=self.failures[:_FAILURES])
+        return {"format": 1, **asdict(shown), "failure_count": len(self.failures)}
 
     def stage(self, name: str) -> Stage:
         """The stage of that name. Raises KeyError if there is none."""

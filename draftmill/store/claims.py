@@ -141,6 +141,19 @@ class Claims:
                 elif self.store.replace(key, (mine := self._mine()).encode(), data):
                     return mine
 
+    def rival(self, key: str) -> Callable[[], bool]:
+        """What tells, asked again and again, whether another process holds the claim `key` and has not left it."""
+        watch = _Watch(self)
+
+        def holds() -> bool:
+            found = self._look(key)
+            if found is None:
+                return False
+            data, claim = found
+            return claim is not None and claim.holder != self.me and not watch.left(data, claim)
+
+        return holds
+
     def _mine(self) -> Claim:
         return Claim(secrets.token_hex(8), self.me, socket.gethostname(), self.run, self.clock() + self.lasts_s)
 

@@ -25,11 +25,17 @@ class Journal:
         self._next, self._writer = 0, secrets.token_hex(4)
 
     def rows(self) -> list[dict[str, Any]]:
-        """Every whole row that was flushed, in the order of flushing; damaged segments are removed."""
+        """Every whole row that was flushed, in the order of flushing; damaged segments are removed.
+
+        Segments that go meanwhile are left out: another build has finished the job.
+        """
         found: list[dict[str, Any]] = []
         for key in sorted(self._store.list(self._prefix)):
             self._next = max(self._next, _number(key) + 1)
-            segment = _decode(self._store.get(key))
+            try:
+                segment = _decode(self._store.get(key))
+            except KeyError:
+                continue
             if segment is None:
                 self._store.delete(key)
             else:

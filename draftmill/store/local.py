@@ -18,21 +18,21 @@ from draftmill.store.base import ObjectInfo
 # Names that start so are unfinished publications: a listing leaves them out, and their ending keeps them out of every
 # glob for *.parquet (that of pathlib finds hidden files too).
 _TEMPORARY = ".unfinished-"
-_FOLDER_TRIES = 50
+_FOLDER_TRIES = 1000
 
 
 @contextmanager
 def publishing(path: Path) -> Iterator[Path]:
     """Give a temporary path in the same folder; on success it is synced and renamed to `path`, on error removed."""
-    _make_folder(path.parent)
     temporary = _temporary(path)
-    try:
-        yield temporary
-        _sync(temporary)
-        os.replace(temporary, path)
-        _sync(path.parent)
-    finally:
-        temporary.unlink(missing_ok=True)
+    with _folder_of(path):
+        try:
+            yield temporary
+            _sync(temporary)
+            os.replace(temporary, path)
+            _sync(path.parent)
+        finally:
+            temporary.unlink(missing_ok=True)
 
 
 def publish_text(path: Path, text: str) -> None:
@@ -45,6 +45,10 @@ def _temporary(path: Path) -> Path:
     return path.with_name(f"{_TEMPORARY}{writer.mark()}-{secrets.token_hex(4)}-{path.name}.part")
 
 
+def _unfinished(name: str) -> bool:
+    return name.startswith(_TEMPORARY) and name.endswith(".part")
+
+
 def _left(path: Path, older_than_s: float) -> bool:
     """Whether nobody works on an unfinished file any more."""
     if writer.dead(path.name.removeprefix(_TEMPORARY).partition("-")[0]):
@@ -54,13 +58,26 @@ def _left(path: Path, older_than_s: float) -> bool:
     return False
 
 
-def _make_folder(folder: Path) -> None:
-    for _ in range(_FOLDER_TRIES):
+@contextmanager
+def _folder_of(path: Path) -> Iterator[None]:
+    """Make the folder of a file and keep it: with a file in it nobody can remove it as empty meanwhile."""
+    keeper = _temporary(path)
+    _make_keeper(keeper)
+    try:
+        yield
+    finally:
+        keeper.unlink(missing_ok=True)
+
+
+def _make_keeper(keeper: Path) -> None:
+    for attempt in range(_FOLDER_TRIES):
         try:
-            return folder.mkdir(parents=True, exist_ok=True)
-        except FileNotFoundError:  # another process removed an empty folder above it in between
-            continue
-    folder.mkdir(parents=True, exist_ok=True)
+            keeper.parent.mkdir(parents=True, exist_ok=True)
+            return keeper.touch(exist_ok=False)
+        # Another process removed an empty folder in between.
+        except (FileNotFoundError, FileExistsError):
+            if attempt == _FOLDER_TRIES - 1:
+                raise
 
 
 @contextmanager
@@ -88,8 +105,9 @@ def _sync(path: Path) -> None:
 
 
 def _refuse(error: OSError) -> None:
+    """Let pass what is only gone: removed by another process between the walk and the look."""
     if not isinstance(error, FileNotFoundError | NotADirectoryError):
-        raise UserError(f"store: the folder {error.filename} cannot be read ({error.strerror}): mend its permissions.")
+        raise UserError(f"store: {error.filename} cannot be read ({error.strerror}): mend its permissions or its disk.")
 
 
 class LocalStore:
@@ -121,7 +139,8 @@ class LocalStore:
             return None
         try:
             status = path.stat()
-        except FileNotFoundError:  # removed by another process between the walk and the look
+        except OSError as error:
+            _refuse(error)
             return None
         return ObjectInfo(path.relative_to(self.root).as_posix(), status.st_size, status.st_mtime)
 
@@ -154,18 +173,18 @@ class LocalStore:
     def create(self, key: str, data: bytes) -> bool:
         """Publish an object unless one exists; False if it does. A hard link decides between racers."""
         path = self.path(key)
-        _make_folder(path.parent)
         temporary = _temporary(path)
-        try:
-            temporary.write_bytes(data)
-            _sync(temporary)
-            os.link(temporary, path)
-        except FileExistsError:
-            return False
-        finally:
-            temporary.unlink(missing_ok=True)
-        _sync(path.parent)
-        return True
+        with _folder_of(path):
+            try:
+                temporary.write_bytes(data)
+                _sync(temporary)
+                os.link(temporary, path)
+            except FileExistsError:
+                return False
+            finally:
+                temporary.unlink(missing_ok=True)
+            _sync(path.parent)
+            return True
 
     def replace(self, key: str, data: bytes, old: bytes) -> bool:
         """Publish a small object in the place of one that still has the bytes `old`; False if it has others or is gone."""
@@ -201,7 +220,8 @@ class LocalStore:
 
     def remove_unfinished(self, older_than_s: float, *, done: Sequence[str] = (), dry: bool = False) -> Sequence[str]:
         """Remove what killed publications left behind: that of a dead process of this host at once, other files by age."""
-        found = [path for path in self.root.rglob(f"{_TEMPORARY}*.part") if path.is_file()]
+        walk = os.walk(self.root, onerror=_refuse, followlinks=True)
+        found = [Path(base) / name for base, _, names in walk for name in names if _unfinished(name)]
         gone = [path for path in found if self._becomes(path).startswith(tuple(done)) or _left(path, older_than_s)]
         for path in () if dry else gone:
             path.unlink(missing_ok=True)

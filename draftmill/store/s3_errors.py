@@ -61,7 +61,9 @@ def as_user_error(error: Exception, url: str, endpoint: str) -> UserError:
 def _refusal(error: ClientError, url: str, endpoint: str) -> str:
     code = code_of(error)
     if code == "NoSuchBucket":
-        return f"{url} names a bucket that does not exist at {endpoint}: create it first, or mend store in the configuration."
+        return (
+            f"{url} names a bucket that does not exist at {endpoint}: create it, or mend its name in the configuration."
+        )
     if code == "RequestTimeTooSkewed":
         return f"{url}: this host's clock differs too much from the store's: set it, for instance by NTP."
     if code in _REGION:

@@ -1,4 +1,4 @@
-"""How an S3 store is reached. Credentials are not among it: they come from the environment and the AWS files alone."""
+"""How S3 is reached. Credentials are not among it: they come from the environment and the AWS files alone."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 
 class S3Settings(BaseModel):
-    """How to reach a store under s3://; credentials come from the usual AWS variables and files, never from here."""
+    """How to reach a store and prompts under s3://; credentials come from the usual AWS variables and files alone."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 

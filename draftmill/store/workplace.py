@@ -2,19 +2,24 @@
 
 With a folder as store a job reads and writes the store itself. With S3 Snakemake brings inputs and expects outputs in
 copies on this machine; a job then publishes its outputs by itself, before its journal goes, so that a kill between the
-two loses nothing. Jobs of several builds may race: the first output decides whose outputs stand, and the loser takes all
-of the winner's, so that outputs of one job are never mixed.
+two loses nothing.
+
+Jobs of several builds may race. The first output decides whose outputs stand, and the loser takes all of the winner's. A
+winner that has left the others out for too long is overrun: the loser publishes all of its own, the first one first, and
+whoever finds another's output where its own was to be, and another's first one, takes those. So outputs of one job are
+never mixed, however slow a winner is.
 """
 
 from __future__ import annotations
 
+import os
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from draftmill.store.base import Store
+from draftmill.store.base import ObjectInfo, Store
 from draftmill.store.journal import Journal
 from draftmill.store.local import LocalStore
 
@@ -22,8 +27,10 @@ if TYPE_CHECKING:
     from draftmill.store.s3 import S3Store
 
 PROVIDER = "s3lean"
-# A winner that has put its first output needs no longer for the others, or it is dead.
-_WINNER_S, _LOOK_S = 300.0, 1.0
+# What a winner that has put its first output may need for the others if nobody can tell whether it lives: seconds, and
+# bytes a second of all outputs.
+_WINNER_S, _SLOWEST = 300.0, 1 << 20
+_LOOK_S = 1.0
 
 
 class Workplace:
@@ -66,7 +73,8 @@ class Workplace:
             return self.store.path(prefix), lambda path: None
         folder = self._scratch / prefix
         for key in self.store.list(f"{prefix}/"):
-            self.store.fetch(key, self._scratch / key)
+            with suppress(KeyError):  # cleared in between by another build, which has finished the job
+                self.store.fetch(key, self._scratch / key)
         self._later.append(lambda: self._forget(f"{prefix}/"))
         return folder, lambda path: self.store.publish(f"{prefix}/{path.relative_to(folder).as_posix()}", path)
 
@@ -96,19 +104,23 @@ class Workplace:
     def _key_of_scratch(self, file: Path) -> str:
         return file.relative_to(self._scratch).as_posix()
 
-    def commit(self, outputs: Mapping[str, Path]) -> None:
-        """Publish a finished job's outputs, by key and in that order; then what it was made with may go."""
-        if not isinstance(self.store, LocalStore):
-            _publish(self.store, dict(outputs))  # type: ignore[arg-type]
+    def commit(self, outputs: Mapping[str, Path], rival: Callable[[], bool] = lambda: False) -> None:
+        """Publish a finished job's outputs, by key and in that order; then what it was made with may go.
+
+        `rival` tells whether another process is known to work on the same job now.
+        """
+        if outputs and not isinstance(self.store, LocalStore):
+            _publish(self.store, outputs, rival)  # type: ignore[arg-type]
         for last in self._later:
             last()
         self._later.clear()
 
-    def take(self, outputs: Mapping[str, Path]) -> None:
-        """Bring the outputs that another build has published over whatever an earlier try left on this machine."""
-        if not isinstance(self.store, LocalStore):
-            for key, path in outputs.items():
-                self.store.fetch(key, path)
+    def take(self, outputs: Mapping[str, Path]) -> bool:
+        """Bring the outputs that another build has published over whatever an earlier try left on this machine.
+
+        False, and nothing is brought, if one of them is not there any more.
+        """
+        return isinstance(self.store, LocalStore) or _bring(self.store, outputs, _infos(self.store, outputs))
 
 
 class _LateJournal(Journal):
@@ -123,29 +135,61 @@ class _LateJournal(Journal):
         self._later.append(super().clear)
 
 
-def _publish(store: S3Store, outputs: dict[str, Path]) -> None:
-    if not outputs:
+def _publish(store: S3Store, outputs: Mapping[str, Path], rival: Callable[[], bool]) -> None:
+    first, *others = outputs
+    won = store.offer(first, outputs[first])
+    if won and all(_follows(store, outputs, first, key) for key in others):
         return
-    (first, path), *others = outputs.items()
-    if store.offer(first, path):
-        for key, other in others:
-            store.publish(key, other)
-    elif not _take(store, outputs):
+    if not _take(store, outputs, first, rival):
         for key, mine in outputs.items():
             store.publish(key, mine)
 
 
-def _take(store: S3Store, outputs: Mapping[str, Path]) -> bool:
-    """Bring the winner's outputs over ours; False if it has not published all of them in its time."""
-    end = time.monotonic() + _WINNER_S
-    while not all(store.info(key) is not None for key in outputs):
-        if time.monotonic() > end:
+def _follows(store: S3Store, outputs: Mapping[str, Path], first: str, key: str) -> bool:
+    """Publish an output after the first one; False if another has published its own first one over ours meanwhile."""
+    if store.offer(key, outputs[key]):
+        return True
+    # While the first one is ours, what stands here is left from an earlier try.
+    if not store.offer(first, outputs[first]):
+        return False
+    store.publish(key, outputs[key])
+    return True
+
+
+def _take(store: Store, outputs: Mapping[str, Path], first: str, rival: Callable[[], bool]) -> bool:
+    """Bring the winner's outputs over ours; False if it has not published all of them in its time and is not at work."""
+    allowed = _WINNER_S + sum(path.stat().st_size for path in outputs.values()) / _SLOWEST
+    while not _bring(store, outputs, found := _infos(store, outputs)):
+        won = found[first]
+        if won is None or (time.time() > won.modified + allowed and not rival()):
             return False
         time.sleep(_LOOK_S)
     print("Another build has published this job's outputs before: they are taken.", flush=True)
-    for key, path in outputs.items():
-        store.fetch(key, path)
     return True
+
+
+def _infos(store: Store, keys: Iterable[str]) -> dict[str, ObjectInfo | None]:
+    return {key: store.info(key) for key in keys}
+
+
+def _bring(store: Store, outputs: Mapping[str, Path], found: Mapping[str, ObjectInfo | None]) -> bool:
+    """Bring objects over our files, all or none: False if one is absent, or goes or changes meanwhile."""
+    if not all(found.values()):
+        return False
+    brought = {path: path.with_name(f".taken-{path.name}") for path in outputs.values()}
+    try:
+        for key, path in outputs.items():
+            store.fetch(key, brought[path])
+        if _infos(store, outputs) != found:
+            return False
+        for path, file in brought.items():
+            os.replace(file, path)
+        return True
+    except KeyError:
+        return False
+    finally:
+        for file in brought.values():
+            file.unlink(missing_ok=True)
 
 
 def without_waiting(store: Store) -> Store:

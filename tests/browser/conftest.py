@@ -27,13 +27,20 @@ VIEWS = ("overview", "quality", "samples", "lanes", "training", "shards")
 class Served:
     """A server of one store, as long as it is entered."""
 
-    def __init__(self, store: Path, logs: Path | None = None) -> None:
+    def __init__(
+        self,
+        store: Path,
+        logs: Path | None = None,
+        *,
+        port: int = 0,
+        token: str | None = None,
+        board: Board | None = None,
+    ) -> None:
         self.store = LocalStore(store)
-        self._socket = socket.create_server(("127.0.0.1", 0))
+        self._socket = socket.create_server(("127.0.0.1", port))
         self.port = self._socket.getsockname()[1]
-        self._config = uvicorn.Config(
-            application(Board(Reader(self.store)), logs=logs), log_level="warning", timeout_graceful_shutdown=1
-        )
+        self.app = application(board or Board(Reader(self.store)), logs=logs, token=token)
+        self._config = uvicorn.Config(self.app, log_level="warning", timeout_graceful_shutdown=1)
         self._server = uvicorn.Server(self._config)
         self._thread = threading.Thread(target=self._server.run, kwargs={"sockets": [self._socket]}, daemon=True)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 from axe_playwright_python.sync_playwright import Axe
@@ -10,6 +11,7 @@ from playwright.sync_api import Page
 
 from tests.browser.conftest import VIEWS, Served, drawn, holds, settled, show
 from tests.state.made_store import MadeStore
+from tests.tiny import make_tokenizer
 
 STORES = ("small", "big", "built")
 TITLES = {"overview": ("Overview", "Finished"), "quality": ("Data quality",)}
@@ -62,10 +64,72 @@ def test_samples_colour_the_mask_and_show_special_tokens(page: Page, built: Serv
     assert page.locator("article .trained").count() > 0
 
 
-def test_a_mask_inside_an_answer_is_coloured(page: Page, small: Served) -> None:
+def test_a_mask_inside_an_answer_is_coloured(page: Page, tmp_path: Path) -> None:
+    """Imported answers are trained on from their twelfth token; the tokenizer has one token a byte."""
+    make_tokenizer(tmp_path / "target")
+    (tmp_path / "target/config.json").write_text('{"max_position_embeddings": 512}')
+    made = MadeStore(shards=10, phase="finished", changes={"target": {"model": str(tmp_path / "target")}})
+    with Served(made.write(tmp_path / "store")) as served:
+        show(page, served, "samples?kind=search&text=%23+thinking")
+        page.wait_for_selector("article.row")
+        for article in page.locator("article.row").all():
+            assert article.locator(".masked").all_inner_texts() == ["# thinking\n"]
+            trained = article.locator(".trained").all_inner_texts()
+            assert "# answer" in trained[0]
+            assert trained[-1] == "<|im_end|>"
+        colours = page.evaluate(
+            "[...['masked', 'trained', 'prompt']].map((name) => "
+            "getComputedStyle(document.querySelector(`article .${name}`)).backgroundColor)"
+        )
+        assert len({*colours, "rgba(0, 0, 0, 0)"}) == 4
+
+
+def test_without_a_tokenizer_the_page_says_so(page: Page, small: Served) -> None:
     show(page, small, "samples?kind=search&text=%23+thinking")
     page.wait_for_selector("article.row")
     settled(page, "The target's tokenizer is not on this machine")
+
+
+def test_a_search_is_paged_inside_a_shard_and_over_shards(page: Page, small: Served) -> None:
+    show(page, small, "samples?kind=search&text=lantern")
+    seen: list[str] = []
+    for _ in range(4):
+        page.wait_for_selector("article.row")
+        keys = page.eval_on_selector_all("article.row", "(rows) => rows.map((row) => row.dataset.key)")
+        assert len(keys) == 12
+        assert not set(keys) & set(seen)
+        seen += keys
+        page.click("button:has-text('Search on')")
+        holds(page, "(key) => document.querySelector('article.row')?.dataset.key !== key", keys[0])
+    page.fill("input[name=text]", "castle")
+    page.keyboard.press("Enter")
+    holds(page, "!location.hash.includes('skip=')")
+
+
+def test_what_was_typed_and_what_options_stand_for_stay_as_they_are(page: Page, small: Served) -> None:
+    """Persian and Hindi need joiners that nobody can see; a field that spelt them out would ask for other words."""
+    text = "می\u200cخواهم \u00ad"
+    show(page, small, "samples")
+    page.fill("input[name=text]", text)
+    page.keyboard.press("Enter")
+    settled(page, "0 rows from")
+    assert page.input_value("input[name=text]") == text
+    assert page.evaluate("new URLSearchParams(location.hash.split('?')[1]).get('text')") == text
+
+
+def test_a_source_is_chosen_for_lengths_and_finish_reasons(page: Page, small: Served) -> None:
+    show(page, small, "quality")
+    drawn(page)
+    audits = page.evaluate("fetch('api/quality').then((answer) => answer.json())")
+    page.select_option("select[name=source]", "code")
+    settled(page, "Finish reasons and rejections of code")
+    [value, rows] = audits["by_source"]["code"]["spike"]
+    settled(page, f"The most common exact number of loss tokens is {value}: {rows} answers")
+    table = page.locator("[aria-label='Finish reason'] tbody").inner_text().split()
+    assert table == [
+        part for name, count in audits["by_source"]["code"]["finish"].items() for part in (name, f"{count:,}")
+    ]
+    assert audits["by_source"]["code"]["finish"] != audits["overall"]["finish"]
 
 
 def test_samples_are_chosen_and_searched_by_hand(page: Page, small: Served) -> None:
@@ -121,6 +185,17 @@ def test_lanes_show_spans_servers_and_verdicts(page: Page, big: Served) -> None:
         assert page.locator(part).count() > 0, part
     page.select_option("select[name=hours]", "24")
     page.wait_for_selector(".span.stage-extract")
+
+
+def test_spans_are_listed_for_keyboards_and_phones(new_page: Callable[..., Page], big: Served) -> None:
+    page = new_page(width=390)
+    show(page, big, "lanes")
+    page.locator("summary", has_text="Spans").first.focus()
+    page.keyboard.press("Enter")
+    listed = page.locator("details[open] tbody tr")
+    assert 1 < listed.count() <= 60
+    assert {"generate", "server"} <= {row.locator("td").first.inner_text() for row in listed.all()}
+    assert page.evaluate("document.documentElement.scrollWidth") <= 390
 
 
 def test_the_theme_is_chosen_and_kept(page: Page, small: Served) -> None:

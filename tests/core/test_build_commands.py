@@ -101,3 +101,26 @@ def test_the_sentinel_of_a_cpu_job_says_not_required(call, tmp_path):
     verdict = json.loads((tmp_path / "folder/verdict.json").read_text())
     assert (verdict["verdict"], verdict["stage"], verdict["shard"]) == ("not_required", "generate", "abc-def")
     assert json.loads(out) == verdict
+
+
+@pytest.mark.parametrize(
+    ("job", "key"),
+    [
+        ("generate-abc", "progress/generate/abc-01.json"),
+        ("train-3", "progress/train/02-3.json"),
+        ("evaluate-0", "progress/evaluate/03.json"),
+    ],
+)
+def test_a_refused_sentinel_tells_the_store_of_its_job(call, tmp_path, monkeypatch, job, key):
+    """No GPU here: what cannot be read is not proven free. The job is never begun, and yet it has failed."""
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    place = {"store": "store", "s3": {}, "fp": {"generate": "01", "train": "02", "evaluate": "03"}}
+    policy = json.dumps({"wait_s": 0.0, "lock_dir": str(tmp_path / "locks")})
+    given = ("--job", job, "--policy", policy, "--out", "verdict.json", "--tell", json.dumps(place))
+    code, _, err = call("sentinel", "--device", "cuda", "--gpus", "1", *given)
+    told = json.loads((tmp_path / "store" / key).read_text())
+    assert code == 2
+    assert err.startswith("draftmill: GPU gate: ")
+    assert (told["state"], told["gate"]["verdict"], told["stage"]) == ("failed", "unknown", job.partition("-")[0])
+    assert told["error"] in err
+    assert told["gate"]["reasons"]

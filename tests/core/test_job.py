@@ -1,5 +1,6 @@
 """Jobs: a mistake is one sentence, a fault keeps its traceback, and no job outlives the build that started it."""
 
+import json
 import os
 import signal
 import subprocess
@@ -15,11 +16,14 @@ import pytest
 from draftmill.build_claims import claims_of
 from draftmill.errors import UserError
 from draftmill.gpu import gate, processes
+from draftmill.gpu.errors import GpuBusy
+from draftmill.gpu.record import Verdict
 from draftmill.job import BUILDER_VARIABLE, RUN_VARIABLE, Job, follow_builder, mark_builder
 from draftmill.store.local import LocalStore
 from tests.tiny import config_values
 
 DEADLINE = 30.0
+RECORDED = Path(__file__).parents[1] / "gpu_gate/recorded/one-h200.jsonl"
 
 
 def wait_for(true, what):
@@ -145,13 +149,15 @@ SCRIPT = """
         {body}
 
     params = SimpleNamespace(stage="generate", name="x", provenance={{}})
-    run(SimpleNamespace(log=[sys.argv[1]], config={config}, params=params, input={{}}, output={{}}), main)
+    config = {{**{config}, "store": sys.argv[2]}}
+    run(SimpleNamespace(log=[sys.argv[1]], config=config, params=params, input={{}}, output={{}}), main)
 """
 
 
 def run_job(log: Path, body: str, config: str = "config_values()") -> tuple[int, str, str]:
     root = str(Path(__file__).parents[2])
-    process = start(SCRIPT.format(body=body, config=config), str(log), environment={"PYTHONPATH": root})
+    script = SCRIPT.format(body=body, config=config)
+    process = start(script, str(log), str(log.with_name("store")), environment={"PYTHONPATH": root})
     _, said = process.communicate(timeout=60)
     return process.returncode, said, log.read_text()
 
@@ -178,6 +184,62 @@ def test_a_fault_keeps_its_traceback_in_the_log(tmp_path):
     assert said == ""
     assert "Traceback (most recent call last)" in log
     assert "RuntimeError: rows are lost" in log
+
+
+def last_word(log: Path) -> dict[str, object]:
+    return json.loads(LocalStore(log.with_name("store")).get("progress/generate/x.json"))
+
+
+OUT_OF_MEMORY = 'RuntimeError("CUDA out of memory.")'
+HALF_DONE = """
+        with job.heartbeat(4) as beat:
+            beat.advance(3)
+        raise UserError("The shard is not written.")"""
+INSIDE = """
+        with job.heartbeat(4) as beat:
+            beat.advance(2)
+            raise UserError("The canary disagrees.")"""
+
+
+@pytest.mark.parametrize(
+    ("body", "error", "done"),
+    [
+        (f"raise {OUT_OF_MEMORY}", "CUDA out of memory.", 0),
+        ('raise UserError("No server.")', "No server.", 0),
+        (HALF_DONE, "The shard is not written.", 3),
+        (INSIDE, "The canary disagrees.", 2),
+    ],
+    ids=["before its heartbeat", "a mistake", "behind its heartbeat", "in its heartbeat"],
+)
+def test_whatever_ends_a_job_is_told_by_its_heartbeat(tmp_path, body, error, done):
+    code, _, _ = run_job(tmp_path / "x.log", body)
+    found = last_word(tmp_path / "x.log")
+    assert code != 0
+    assert (found["state"], found["error"], found["done"]) == ("failed", error, done)
+    assert (found["stage"], found["name"]) == ("generate", "x")
+
+
+def test_ctrl_c_is_no_failure_of_a_job(tmp_path):
+    run_job(tmp_path / "x.log", "raise KeyboardInterrupt")
+    assert not LocalStore(tmp_path / "store").list("progress/")
+
+
+def test_a_gate_that_refuses_is_told_with_its_verdict(job, tmp_path, monkeypatch):
+    case = next(json.loads(line) for line in RECORDED.read_text().splitlines() if '"58 GiB held"' in line)
+    verdict = Verdict.model_validate(case["record"])
+
+    def refuse(*_, **__):
+        raise GpuBusy(verdict)
+
+    monkeypatch.setattr(gate, "lease", refuse)
+    job._snakemake.resources = SimpleNamespace(gpu=1)
+    job._snakemake.params.get = lambda name: None
+    with pytest.raises(GpuBusy), job.gpus():
+        pass
+    job.fail("refused")
+    found = json.loads(LocalStore(tmp_path / "store").get("progress/extract/a-b.json"))
+    assert (found["state"], found["gate"]["verdict"], found["gpus"]) == ("failed", "busy", [verdict.gpus[0].uuid])
+    assert found["gate"]["reasons"] == ["memory_held", "compute_process"]
 
 
 def test_what_children_write_is_in_the_log_too(tmp_path):

@@ -52,6 +52,22 @@ def test_a_torn_segment_is_dropped_and_removed_and_the_others_stay(data):
         assert Journal(store, PREFIX).rows() == [*left, {"row": "new"}]
 
 
+def test_segments_that_another_build_clears_meanwhile_are_left_out(store):
+    for number in range(3):
+        Journal(store, PREFIX).append([{"row": number}])
+
+    class Cleared(LocalStore):
+        def get(self, key):
+            data = super().get(key)
+            Journal(store, PREFIX).clear()
+            return data
+
+    journal = Journal(Cleared(store.root), PREFIX)
+    assert len(journal.rows()) == 1
+    journal.append([{"row": "new"}])
+    assert Journal(store, PREFIX).rows() == [{"row": "new"}]
+
+
 def test_a_foreign_file_is_dropped(store):
     Journal(store, PREFIX).append([{"row": 1}])
     store.put(f"{PREFIX}/notes.txt", b"hello")

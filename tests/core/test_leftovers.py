@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
+
 from draftmill import leftovers
 from draftmill.build_claims import myself
+from draftmill.graph import ONCE
 from draftmill.store.claims import Claim
 from draftmill.store.local import LocalStore
 from tests.core.builds import TRAIN, configuration, graph_of
@@ -35,3 +38,18 @@ def test_journals_of_finished_jobs_and_claims_of_the_dead_go(tmp_path):
         store.put(key, b"")
     leftovers.clear(store, replace(graph, present=frozenset(done)), DAY_S, run="this")
     assert sorted(store.list()) == sorted([*kept, *done])
+
+
+@pytest.mark.parametrize("other_at_work", [False, True])
+def test_states_of_trained_windows_go_at_a_start_unless_another_build_is_at_work(tmp_path, other_at_work):
+    graph, store = graph_of(configuration(hidden={"policy": "window", "window_shards": 2})), LocalStore(tmp_path)
+    trained = {*graph.outputs("train", "0"), *graph.outputs("pilot", ONCE)}
+    states = [graph.hidden(shard) for shard in graph.windows[0]]
+    for key in (*trained, *states):
+        store.put(key, b"")
+    if other_at_work:
+        store.put("claims/extract/theirs.json", claim("other"))
+    now = replace(graph, present=frozenset(store.list()))
+    assert now.spent_states()
+    leftovers.at_start(store, now, DAY_S, "this")
+    assert bool(store.list("hidden/")) is other_at_work

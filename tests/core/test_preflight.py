@@ -218,3 +218,19 @@ def test_a_kernel_that_does_not_say(tmp_path, host):
 
 def test_this_host_says_something():
     assert (available_memory() or 0) > 0
+
+
+def test_builds_that_try_one_store_at_the_same_time_do_not_disturb_each_other(target, store, host):
+    """In containers two builds may have the same pid, as they have here."""
+    config, others = config_of(target), []
+
+    class Shared(LocalStore):
+        def create(self, key, data):
+            if not others:
+                others.append(key)
+                preflight(SMALL, config, LocalStore(self.root))
+            return super().create(key, data)
+
+    preflight(SMALL, config, Shared(store.root))
+    assert others
+    assert store.list() == {}

@@ -80,6 +80,25 @@ def test_the_last_heartbeat_says_how_it_ended(store, beat, clock):
     assert told(store)["state"] == "failed"
 
 
+def test_the_first_word_on_what_ended_a_job_stands(store, beat):
+    beat.advance(4, 5)
+    with pytest.raises(ValueError, match="canary"), beat:
+        raise ValueError("The canary disagrees.")
+    beat.fail("The job has failed.")
+    found = told(store)
+    assert (found["state"], found["error"], found["done"]) == ("failed", "The canary disagrees.", 4)
+
+
+def test_a_job_that_fails_behind_its_heartbeats_end_has_failed(store, beat):
+    with beat:
+        beat.advance(10)
+    beat.fail("The disk has run full.", {"gpus": ["GPU-1"]})
+    found = told(store)
+    assert (found["state"], found["error"], found["done"], found["gpus"]) == (
+        "failed", "The disk has run full.", 10, ["GPU-1"],
+    )  # fmt: skip
+
+
 def test_without_a_terminal_there_is_a_plain_line_every_ten_seconds(beat, clock, capsys):
     with beat:
         for _ in range(25):

@@ -2,13 +2,16 @@
 
 import json
 
+import pyarrow as pa
 import pytest
 import torch
 from safetensors.torch import save_file
 
 from draftmill.drafter.checkpoint import save_trainer
 from draftmill.errors import UserError
-from draftmill.provenance import read
+from draftmill.provenance import of_object, read
+from draftmill.schemas import write_rows
+from draftmill.store.local import LocalStore
 from tests.core.conftest import is_one_sentence
 from tests.core.objects import write_both
 
@@ -52,3 +55,32 @@ def refused(path):
         read(path)
     assert is_one_sentence(caught.value)
     return str(caught.value)
+
+
+class Counted(LocalStore):
+    """A folder that counts the bytes that are asked of it."""
+
+    asked = 0
+
+    def get(self, key):
+        found = super().get(key)
+        self.asked += len(found)
+        return found
+
+    def part(self, key, start, stop):
+        found = super().part(key, start, stop)
+        self.asked += len(found)
+        return found
+
+
+@pytest.mark.parametrize("size", [10, 200_000])
+def test_of_a_large_object_only_the_part_that_says_it_is_fetched(tmp_path, size):
+    said = {"stage": "generate", "spec": {"long": "x" * size}}
+    schema = pa.schema([("n", pa.int64())])
+    write_rows(tmp_path / "x.parquet", schema, [{"n": n * 7919 % 1_000_003} for n in range(200_000)], said)
+    metadata = {"draftmill": json.dumps({"rows": [], "provenance": said})}
+    save_file({"a": torch.zeros(1_000_000)}, tmp_path / "x.safetensors", metadata=metadata)
+    for name in ("x.parquet", "x.safetensors"):
+        store, whole = Counted(tmp_path), (tmp_path / name).stat().st_size
+        assert of_object(store, name, whole) == read(tmp_path / name) == said
+        assert size < store.asked < whole / 2

@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 import textwrap
+from pathlib import Path
 
 import pytest
 
@@ -101,7 +102,7 @@ def test_a_folder_that_cannot_be_read_is_no_empty_folder(store, monkeypatch):
         store.list()
     folder = store.path("a/b")
     assert str(caught.value) == (
-        f"store: the folder {folder} cannot be read (Permission denied): mend its permissions."
+        f"store: {folder} cannot be read (Permission denied): mend its permissions or its disk."
     )
 
 
@@ -165,11 +166,50 @@ def test_of_racing_creators_exactly_one_wins(store, tmp_path):
     assert len(files(store.root)) == 60
 
 
-def test_jobs_that_clear_their_journals_do_not_pull_folders_from_under_each_other(store, tmp_path):
-    script = """
-        for turn in range(300):
-            store.put(f"journal/generate/{me}/x", b"1")
-            store.delete(f"journal/generate/{me}/x")
+@pytest.mark.parametrize("key", ["journal/generate/{me}/x", "claims/generate/{me}.json"])
+def test_jobs_that_clear_up_do_not_pull_folders_from_under_each_other(store, tmp_path, key):
+    script = f"""
+        for turn in range(150):
+            store.put(f"{key}", b"1")
+            store.delete(f"{key}")
+            assert store.create(f"{key}", b"1")
+            store.remove_unfinished(3600)
+            store.delete(f"{key}")
     """
     racing(script, 3, str(store.root), str(tmp_path))
     assert list(store.root.iterdir()) == []
+
+
+WAYS = {
+    "put": lambda store, file: store.put("a/b/x", b"1"),
+    "create": lambda store, file: store.create("a/b/x", b"1"),
+    "publish": lambda store, file: store.publish("a/b/x", file),
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("seen", ["gone", "there a moment ago"])
+def test_a_folder_that_goes_as_soon_as_it_is_made_is_made_again(store, tmp_path, monkeypatch, way, seen):
+    (tmp_path / "file").write_bytes(b"1")
+    mkdir, left = Path.mkdir, [3]
+
+    def made_and_removed(path, *arguments, **options):
+        mkdir(path, *arguments, **options)
+        if path.name == "b" and left[0]:
+            left[0] -= 1
+            os.rmdir(path)
+            if seen != "gone":  # what pathlib says if the folder is there first and then not
+                raise FileExistsError(17, "File exists", str(path))
+
+    monkeypatch.setattr(Path, "mkdir", made_and_removed)
+    WAYS[way](store, tmp_path / "file")
+    assert store.get("a/b/x") == b"1"
+    assert files(store.root) == ["a/b/x"]
+
+
+def test_a_folder_stays_while_something_is_published_in_it(store):
+    store.put("a/b/y", b"1")
+    with publishing(store.path("a/b/x")) as temporary:
+        store.delete("a/b/y")
+        temporary.write_bytes(b"2")
+    assert store.get("a/b/x") == b"2"

@@ -3,22 +3,30 @@
 from __future__ import annotations
 
 import json
+from io import BytesIO
 from pathlib import Path
 
 import anyio
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from starlette.testclient import TestClient
 
 from draftmill.dashboard.app import Server, plotly
 from draftmill.dashboard.board import Board
+from draftmill.dashboard.detail import Details
 from draftmill.dashboard.page import STATIC
 from draftmill.dashboard.parts import lanes_part
-from draftmill.dashboard.shards_with import KINDS
+from draftmill.dashboard.samples import Query, Samples
+from draftmill.dashboard.shards_with import KINDS, Place, ordered
+from draftmill.dashboard.tables import Tables
+from draftmill.state.documents import ShardAudit, SourceCounts
 from draftmill.state.read import Reader
 from draftmill.store.local import LocalStore
 from tests.dashboard.conftest import WAIT_S
-from tests.state.made_store import MadeStore, Memory
+from tests.state.made_store import GPUS, MadeStore, Memory, heartbeat
+from tests.state.made_texts import SOURCES
 
 
 def value(client: TestClient, path: str) -> dict:
@@ -47,7 +55,9 @@ def test_quality_adds_up(client: TestClient, made: MadeStore) -> None:
 def test_lengths_are_of_whole_shards(client: TestClient, made: MadeStore) -> None:
     found = value(client, "/api/lengths")
     assert 0 < found["read"] <= found["shards"] == made.shards
-    assert sum(found["counts"].values()) >= found["read"] * (made.rows - 1)
+    rows = [rows for tally in found["by_source"].values() for rows in tally.values()]
+    assert found["read"] * (made.rows - 1) <= sum(rows) <= found["read"] * made.rows
+    assert set(found["by_source"]) == set(SOURCES)
 
 
 def test_shards_and_one_of_them(client: TestClient, made: MadeStore) -> None:
@@ -59,6 +69,27 @@ def test_shards_and_one_of_them(client: TestClient, made: MadeStore) -> None:
     generate = one["chain"][0]
     assert generate["record"]["run"] == generate["run"]
     assert generate["made_of"]["stage"] == "generate"
+
+
+def test_an_open_shard_costs_no_object_again_and_no_table_as_a_whole() -> None:
+    made = MadeStore(phase="generating")
+    memory = Memory(made.objects)
+    board = Board(Reader(memory), clock=lambda: made.now)
+    board.look()
+    assert board.view is not None
+    details, shard = (
+        Details(memory),
+        next(shard for shard in made.generated if made.graph.hidden(shard) in memory.objects),
+    )
+    gets = memory.gets
+    first = details.of(board.view, shard)
+    assert first is not None
+    assert [link["made_of"]["stage"] for link in first["chain"]] == ["generate", "audit", "extract"]
+    # The audit and three records are read whole; of tables and hidden states only the parts that say it.
+    assert memory.gets - gets == 4
+    gets, parts = memory.gets, memory.parts
+    assert details.of(board.view, shard) == first
+    assert (memory.gets - gets, memory.parts - parts) == (3, 0)
 
 
 def test_changed_settings_are_told_of_a_shard_with_older_objects(client: TestClient, made: MadeStore) -> None:
@@ -103,9 +134,25 @@ def test_lanes_at_work_tell_verdicts_servers_and_memory() -> None:
     gates = [gate for lane in found["lanes"] for gate in lane["gates"]]
     assert {gate["verdict"] for gate in gates} == {"free"}
     assert {server["epoch"] for lane in found["lanes"] for server in lane["servers"]} == {1, 2}
-    assert any(seen["memory"] for seen in board.history.to_json().values())
+    assert any(seen["memory"] for seen in board.history.to_json(lane["id"] for lane in found["lanes"]).values())
     states = {span["state"] for lane in found["lanes"] for span in lane["spans"]}
     assert {"running", "failed", "idle"} <= states
+
+
+def test_of_many_processes_without_a_gpu_the_newest_are_lanes() -> None:
+    made = MadeStore(shards=200, phase="finished")
+    memory = Memory(made.objects)
+    for place, shard in enumerate(made.generated):
+        name, at = f"{shard}-{made.fp['generate']}", made.now - 3000 + 10 * place
+        memory.put(f"progress/generate/{name}.json", heartbeat("generate", name, at - 9, at, "done", pid=place), at)
+    board = Board(Reader(memory), clock=lambda: made.now)
+    board.look()
+    assert board.view is not None
+    found = lanes_part(board.view, 1)
+    processes = [lane for lane in found["lanes"] if lane["gpu"] is None]
+    assert sorted(int(lane["id"].split("/")[1]) for lane in processes) == list(range(160, 200))
+    assert found["left_out"] == 160
+    assert {lane["gpu"] for lane in found["lanes"] if lane["gpu"] is not None} >= set(GPUS[:2])
 
 
 def test_jobs_closer_than_a_pixel_are_one_span(client: TestClient) -> None:
@@ -208,6 +255,18 @@ def test_samples_of_a_source_and_of_a_shard(client: TestClient, made: MadeStore)
     assert value(client, "/api/samples?kind=random&shard=nothing")["rows"] == []
 
 
+def test_random_rows_of_a_source_are_looked_for_where_audits_say_they_are() -> None:
+    here = ShardAudit(verdict="pass", by_source={"rare": SourceCounts(rows=1)})
+    elsewhere = ShardAudit(verdict="pass", by_source={"chat": SourceCounts(rows=9)})
+    audits = [elsewhere] * 40 + [None, here, None, here]
+    found = [Place(number, f"{number:012x}", "", "", "", audit) for number, audit in enumerate(audits)]
+    for seed in range(5):
+        line = [place.number for place in ordered(found, "random", "rare", seed)]
+        assert (set(line[:2]), set(line[2:])) == ({41, 43}, {40, 42})
+    assert [place.number for place in ordered(found, "search", "rare", 0)] == [40, 41, 42, 43]
+    assert len(ordered(found, "random", None, 0)) == len(found)
+
+
 def test_another_seed_gives_other_rows(client: TestClient) -> None:
     first, again, other = (
         [row["prompt_id"] for row in value(client, f"/api/samples?kind=random&seed={seed}")["rows"]]
@@ -220,10 +279,49 @@ def test_a_text_is_found_whatever_its_case_and_the_search_goes_on(client: TestCl
     found = value(client, "/api/samples?kind=search&text=OWNED")
     assert any("owned" in piece["text"] for row in found["rows"] for piece in row["pieces"])
     page = value(client, "/api/samples?kind=search&text=the")
-    assert page["next"] is not None
-    further = value(client, f"/api/samples?kind=search&text=the&start={page['next']}")
-    shards = ({row["shard"] for row in found["rows"]} for found in (page, further))
-    assert set.intersection(*shards) == set()
+    further = value(
+        client, f"/api/samples?kind=search&text=the&start={page['next']['start']}&skip={page['next']['skip']}"
+    )
+    rows = ({(row["shard"], row["row"]) for row in found["rows"]} for found in (page, further))
+    assert set.intersection(*rows) == set()
+
+
+@pytest.mark.parametrize("rows", [11, 30])
+@pytest.mark.parametrize("source", [None, "code"])
+def test_a_search_paged_to_its_end_shows_every_row_that_holds_the_text(rows: int, source: str | None) -> None:
+    made = MadeStore(shards=10, rows=rows, phase="finished")
+    board = Board(Reader(Memory(made.objects)), clock=lambda: made.now)
+    board.look()
+    assert board.view is not None
+    samples = Samples(Tables(board.reader.store))
+    seen: list[tuple[str, int]] = []
+    start: dict[str, int] | None = {"start": 0, "skip": 0}
+    while start is not None:
+        found = samples.find(board.view, Query("search", source=source, text="fathoms", **start))
+        seen += [(row["shard"], row["row"]) for row in found["rows"]]
+        start = found["next"]
+        assert len(found["rows"]) == 12 or start is None, "pages are full but for the last one"
+    tables = {shard: read_table(made, shard) for shard in made.graph.shards}
+    expected = [
+        (shard, row)
+        for shard, table in tables.items()
+        for row, name in enumerate(table["source"].to_pylist())
+        if source in (None, name)
+    ]
+    assert seen == expected
+
+
+def read_table(made: MadeStore, shard: str) -> pa.Table:
+    return pq.read_table(BytesIO(made.objects[made.graph.completions(shard)][0]))
+
+
+def test_a_slow_store_still_gives_its_first_object(board: Board, client: TestClient) -> None:
+    seconds = iter(range(0, 10_000, 5))
+    samples = Samples(Tables(board.reader.store), clock=lambda: float(next(seconds)))
+    assert board.view is not None
+    assert samples.lengths(board.view)["read"] == 1
+    assert samples.find(board.view, Query("search", text="fathoms"))["read"] == 1
+    assert samples.find(board.view, Query("longest"))["read"] == 1
 
 
 def test_a_pattern_is_a_text(client: TestClient) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -141,10 +142,18 @@ def test_history_keeps_changes_and_is_bounded() -> None:
     history = History()
     for second in range(20_000):
         history.add([lane("busy" if second // 10_000 else "free", second)], float(second))
-    seen = history.to_json()["g"]
+    seen = history.to_json(["g", "unknown"])["g"]
     assert [change["verdict"] for change in seen["changes"]] == ["free", "busy"]
     assert len(seen["memory"]) <= 360
     assert seen["memory"][-1][0] > 19_980
+
+
+def test_history_forgets_lanes_that_nobody_has_seen_for_an_hour() -> None:
+    history = History()
+    for process in range(100):
+        history.add([replace(lane("free", 1), id=f"h/{process}")], 100.0 * process)
+    known = history.to_json(f"h/{process}" for process in range(100))
+    assert list(known) == [f"h/{process}" for process in range(64, 100)]
 
 
 def test_json_can_always_be_parsed_and_never_ends_a_script() -> None:

@@ -74,6 +74,35 @@ def test_the_token_opens_by_header_and_by_cookie(closed: TestClient) -> None:
     assert closed.get("/").status_code == 200
 
 
+@pytest.mark.parametrize("before", ['grafana={"a":1}; ', "x=[1,2]; ", 'y="; ', "é=ü; ", "=; ; ", "a b=c; "])
+def test_the_cookie_is_found_among_those_of_other_sites(closed: TestClient, before: str) -> None:
+    cookie = closed.get(f"/?token={TOKEN}").headers["set-cookie"].split(";")[0]
+    closed.cookies.clear()
+    for text in (before + cookie, f"{cookie}; {before}", f"{cookie.split('=')[0]}=wrong; {before}{cookie}"):
+        assert closed.get("/", headers={"cookie": text.encode()}).status_code == 200
+    assert closed.get("/", headers={"cookie": before.encode()}).status_code == 401
+
+
+def test_two_dashboards_of_one_host_have_their_own_cookies(folder: Path) -> None:
+    """Cookies know hosts and no ports: a second dashboard must not take the first one's away."""
+    browser: dict[str, str] = {}
+    dashboards = [
+        TestClient(
+            application(Board(Reader(LocalStore(folder))), token=token, names=None),
+            base_url="http://gpu-host:8550",
+            follow_redirects=False,
+        )
+        for token in (TOKEN, "another-token-of-some-length")
+    ]
+    for dashboard, token in zip(dashboards, (TOKEN, "another-token-of-some-length"), strict=True):
+        name, _, value = dashboard.get(f"/?token={token}").headers["set-cookie"].split(";")[0].partition("=")
+        browser[name] = value
+    header = "; ".join(f"{name}={value}" for name, value in browser.items())
+    for dashboard in dashboards:
+        dashboard.cookies.clear()
+        assert dashboard.get("/", headers={"cookie": header}).status_code == 200
+
+
 def test_the_redirect_stays_on_this_host(closed: TestClient) -> None:
     for path in ("//evil.example/", "/%5Cevil.example/", "/%2F%2Fevil.example"):
         location = closed.get(f"http://gpu-host:8550{path}?token={TOKEN}").headers["location"]

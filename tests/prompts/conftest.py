@@ -32,13 +32,20 @@ def build(tmp_path) -> Callable:
     """Build (or look at) the index of some sources; keyword arguments go to the prompts section."""
 
     def _build(
-        *sources, write=True, limit=100_000, tokenizer="t", count=refuse_to_count, progress=None, store=None, **prompts
+        *sources,
+        write=True,
+        limit=100_000,
+        tokenizer="t",
+        count=refuse_to_count,
+        progress=None,
+        store=None,
+        s3=None,
+        **prompts,
     ):
         listed = [source if isinstance(source, dict) else {"path": str(source)} for source in sources]
         values = {"held_out": 0.3, "shard_rows": 9, **prompts, "sources": listed}
-        settings = config.parse(
-            {"device": "cpu", "store": str(tmp_path / "store"), "target": {"model": "m"}, "prompts": values}
-        )
+        others = {"device": "cpu", "store": str(tmp_path / "store"), "target": {"model": "m"}, "s3": s3 or {}}
+        settings = config.parse({**others, "prompts": values})
         return bring_up_to_date(
             settings,
             store or LocalStore(tmp_path / "store"),

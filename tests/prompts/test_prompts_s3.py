@@ -2,6 +2,8 @@
 
 import json
 import os
+import threading
+import time
 
 import boto3
 import pyarrow as pa
@@ -12,6 +14,10 @@ from draftmill.errors import UserError
 from draftmill.prompts import s3
 from draftmill.prompts.files import find, opened
 from draftmill.prompts.read import read
+from draftmill.store import s3 as store_s3
+from draftmill.store.settings import S3Settings
+from tests.chaos.proxy import Proxy
+from tests.s3.weed import Weed
 
 moto_server = pytest.importorskip("moto.server")
 
@@ -35,11 +41,20 @@ def bucket(endpoint, monkeypatch):
         "AWS_EC2_METADATA_DISABLED": "true",
     }.items():
         monkeypatch.setenv(name, value)
-    s3._client.cache_clear()
+    store_s3._client.cache_clear()
     resource = boto3.resource("s3").Bucket(f"data-{os.urandom(4).hex()}")
     resource.create()
     yield resource
-    s3._client.cache_clear()
+    store_s3._client.cache_clear()
+
+
+@pytest.fixture
+def proxy(endpoint, bucket):
+    """A door before the server that can be shut, with a setting that goes through it."""
+    found = Proxy(int(endpoint.rpartition(":")[2]))
+    found.settings = {"endpoint_url": found.endpoint, "path_style": True, "retries": 1, "wait_s": 60.0}
+    yield found
+    found.close()
 
 
 def lines(count, start=0):
@@ -104,8 +119,8 @@ def test_faults_are_one_sentence(build, bucket, monkeypatch):
     with pytest.raises(UserError) as caught:
         build("s3://no-such-bucket-here/a.jsonl")
     assert str(caught.value) == (
-        "S3 refuses s3://no-such-bucket-here/a.jsonl (NoSuchBucket): "
-        "check the bucket's name and your rights to list and read it."
+        f"s3://no-such-bucket-here names a bucket that does not exist at {os.environ['AWS_ENDPOINT_URL']}: "
+        "create it, or mend its name in the configuration."
     )
     with pytest.raises(UserError) as caught:
         build(f"s3://{bucket.name}/none")
@@ -125,13 +140,13 @@ def test_no_credentials_is_one_sentence(build, bucket, monkeypatch, tmp_path):
     monkeypatch.delenv("AWS_ACCESS_KEY_ID")
     monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
     monkeypatch.setenv("HOME", str(tmp_path))
-    s3._client.cache_clear()
+    store_s3._client.cache_clear()
     monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(tmp_path / "none"))
     with pytest.raises(UserError) as caught:
         build(f"s3://{bucket.name}/a.jsonl")
     assert str(caught.value) == (
-        f"s3://{bucket.name}/a.jsonl cannot be reached (Unable to locate credentials): "
-        "check AWS_ENDPOINT_URL, region and credentials."
+        f"s3://{bucket.name} needs credentials and there are none: set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or "
+        "AWS_PROFILE, and see the policy in docs/s3.md for the rights."
     )
 
 
@@ -153,3 +168,81 @@ def test_a_broken_connection_is_read_on(bucket, monkeypatch):
     monkeypatch.setattr(StreamingBody, "read", flaky)
     assert len(list(read(file))) == 50
     assert broken
+
+
+def soon(proxy, then):
+    """Do something once the shut door has turned somebody away a few times."""
+
+    def watch():
+        before, end = proxy.refused, time.monotonic() + 60
+        while proxy.refused < before + 2 and time.monotonic() < end:
+            time.sleep(0.01)
+        then()
+
+    thread = threading.Thread(target=watch)
+    thread.start()
+    return thread
+
+
+@pytest.mark.parametrize("mode", ["down", "overloaded", "expired"])
+def test_a_service_that_is_away_is_waited_for(build, bucket, proxy, mode, capfd):
+    url = put(bucket, "a.jsonl", lines(50))
+    proxy.mode = mode
+    back = soon(proxy, lambda: setattr(proxy, "mode", "pass"))
+    index = build(url, s3=proxy.settings)
+    back.join()
+    assert index.counts.read == 50
+    said = capfd.readouterr().err
+    assert ("the credentials have expired" if mode == "expired" else f"s3://{bucket.name} does not answer") in said
+    assert f"s3://{bucket.name} answers again after" in said
+
+
+@pytest.mark.parametrize("mode", ["down", "overloaded", "expired"])
+def test_an_outage_in_the_middle_of_an_object_is_waited_for(bucket, proxy, mode, monkeypatch):
+    for name in ("s3._RANGE", "files._BUFFER"):
+        monkeypatch.setattr(f"draftmill.prompts.{name}", 500)
+    (file,) = find(put(bucket, "a.jsonl", lines(200)), s3=S3Settings(**proxy.settings))
+    records = read(file)
+    first = next(records)
+    proxy.mode = mode
+    back = soon(proxy, lambda: setattr(proxy, "mode", "pass"))
+    assert len([first, *records]) == 200
+    back.join()
+    assert proxy.refused >= 2
+
+
+@pytest.mark.parametrize(
+    ("mode", "kind", "words"),
+    [
+        ("down", "late", "does not answer at http://127.0.0.1"),
+        ("overloaded", "late", "(503 SlowDown)"),
+        ("expired", "expired", "the credentials have expired: renew them and give the same command again"),
+    ],
+)
+@pytest.mark.parametrize("name", ["a.jsonl", "a.parquet"])
+def test_when_patience_ends_it_is_no_mistake(build, bucket, proxy, mode, kind, words, name, data):
+    pq.write_table(pa.table({"prompt": ["one", "two"]}), data.folder / "a.parquet")
+    url = put(bucket, name, lines(9) if name == "a.jsonl" else (data.folder / name).read_bytes())
+    impatient = {**proxy.settings, "wait_s": 0.0}
+    (file,) = find(url, s3=S3Settings(**impatient))
+    for request in (lambda: build(url, s3=impatient), lambda: list(read(file))):
+        with proxy.outage(mode), pytest.raises(UserError) as caught:
+            request()
+        assert caught.value.kind == kind
+        assert words in str(caught.value)
+        assert "\n" not in str(caught.value)
+
+
+def test_a_service_that_is_down_at_the_start_and_comes_back(build, tmp_path, monkeypatch):
+    """SeaweedFS itself: nobody listens when the sources are looked for."""
+    with Weed(tmp_path / "weed") as weed:
+        for name, value in weed.environment.items():
+            monkeypatch.setenv(name, value)
+        monkeypatch.delenv("AWS_PROFILE", raising=False)
+        weed.client().put_object(Bucket=weed.bucket, Key="set/a.jsonl", Body=lines(40))
+        weed.kill()
+        starter = threading.Timer(1.0, lambda: weed.start(wait=False))
+        starter.start()
+        index = build(weed.url("set"), s3={"endpoint_url": weed.endpoint, "retries": 1, "wait_s": 60.0})
+        starter.join()
+    assert index.counts.read == 40

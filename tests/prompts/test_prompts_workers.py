@@ -163,6 +163,29 @@ def test_work_is_done_alone_where_workers_die(monkeypatch):
     assert [workers is None for workers in tried] == [False, True]
 
 
+def _linger(folder):
+    (folder / "begun").touch()
+    time.sleep(20)
+    (folder / "ended").touch()
+
+
+def test_work_that_is_given_up_waits_for_no_worker(monkeypatch, tmp_path):
+    """As Ctrl-C gives it up while a worker waits for a source on an S3 that is away."""
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 1})
+
+    def work(workers):
+        workers._pool.submit(_linger, tmp_path)
+        deadline = time.monotonic() + 60
+        while not (tmp_path / "begun").exists():
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        with_workers(workers_module.WORTH_BYTES, work)
+    assert not (tmp_path / "ended").exists()
+
+
 def test_little_work_starts_no_process(monkeypatch):
     monkeypatch.setattr(workers_module, "Workers", None)
     assert with_workers(workers_module.WORTH_BYTES - 1, lambda workers: workers) is None

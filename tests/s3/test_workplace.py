@@ -1,13 +1,18 @@
 """A job's view of a store on S3: outputs before journals, one winner for all outputs, work that outlives the machine."""
 
+import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
+from draftmill.job import Job
 from draftmill.store import workplace
+from draftmill.store.claims import Claim, Holder
 from draftmill.store.local import LocalStore
 from draftmill.store.s3 import S3Store
 from draftmill.store.workplace import Workplace
+from tests.tiny import config_values
 
 
 @pytest.fixture
@@ -57,6 +62,127 @@ def test_a_winner_that_died_between_its_outputs_does_not_mix_with_others(s3_stor
     assert {s3_store.get("a/rows"), s3_store.get("a/rejected")} == {b"mine a/rows", b"mine a/rejected"}
 
 
+class Rival:
+    """Another job that has published its first output and is `looks` looks at its claim away from the others."""
+
+    def __init__(self, store: S3Store, looks: int) -> None:
+        self.store, self.left = store, looks
+        store.put("a/rows", b"winner a/rows")
+
+    def __call__(self) -> bool:
+        self.left -= 1
+        if self.left == 0:
+            self.store.put("a/rejected", b"winner a/rejected")
+        return self.left >= 0
+
+
+def test_a_winner_that_is_slow_and_lives_is_waited_for(s3_store, tmp_path, monkeypatch):
+    monkeypatch.setattr(workplace, "_WINNER_S", -3600.0)
+    monkeypatch.setattr(workplace, "_LOOK_S", 0.01)
+    mine = outputs(tmp_path, "loser")
+    Workplace(s3_store, tmp_path).commit(mine, Rival(s3_store, 20))
+    assert {path.read_text() for path in mine.values()} == {"winner a/rows", "winner a/rejected"}
+    assert {s3_store.get(key) for key in mine} == {b"winner a/rows", b"winner a/rejected"}
+
+
+def test_a_winner_of_whom_nothing_is_known_has_time_for_its_bytes(s3_store, tmp_path, monkeypatch):
+    monkeypatch.setattr(workplace, "_WINNER_S", 0.0)
+    monkeypatch.setattr(workplace, "_SLOWEST", 1.0)  # an hour for the file here
+    mine = outputs(tmp_path, "loser")
+    mine["a/rejected"].write_bytes(b"x" * 3600)
+    s3_store.put("a/rows", b"winner a/rows")
+    looks = []
+
+    def look(seconds: float) -> None:
+        looks.append(seconds)
+        if len(looks) == 3:
+            s3_store.put("a/rejected", b"winner a/rejected")
+
+    monkeypatch.setattr(workplace.time, "sleep", look)
+    Workplace(s3_store, tmp_path).commit(mine)
+    assert len(looks) == 3
+    assert {path.read_text() for path in mine.values()} == {"winner a/rows", "winner a/rejected"}
+
+
+@pytest.mark.parametrize("overrun_before", ["a/rejected", "a/last"])
+def test_a_winner_that_was_overrun_takes_the_others_outputs(s3_store, tmp_path, monkeypatch, overrun_before):
+    """It seemed dead, the loser has published all of its own over it, and it lives."""
+    keys = ("a/rows", "a/rejected", "a/last")
+    slow, quick = outputs(tmp_path, "slow", keys), outputs(tmp_path, "quick", keys)
+    offer = s3_store.offer
+
+    def late(key: str, path: Path) -> bool:
+        if key == overrun_before:
+            monkeypatch.setattr(s3_store, "offer", offer)
+            for name, file in quick.items():
+                s3_store.publish(name, file)
+        return offer(key, path)
+
+    monkeypatch.setattr(s3_store, "offer", late)
+    Workplace(s3_store, tmp_path).commit(slow)
+    assert {key: path.read_text() for key, path in slow.items()} == {key: f"quick {key}" for key in keys}
+    assert {key: s3_store.get(key).decode() for key in keys} == {key: f"quick {key}" for key in keys}
+
+
+def test_what_an_earlier_try_left_behind_its_first_output_is_replaced(s3_store, tmp_path):
+    s3_store.put("a/rejected", b"old")
+    Workplace(s3_store, tmp_path).commit(outputs(tmp_path, "mine"))
+    assert s3_store.get("a/rejected") == b"mine a/rejected"
+
+
+@pytest.mark.parametrize("change", ["goes", "is replaced"])
+def test_outputs_that_change_while_they_are_taken_are_taken_whole_or_not_at_all(
+    s3_store, tmp_path, monkeypatch, change
+):
+    winner, mine = outputs(tmp_path, "winner"), outputs(tmp_path, "loser")
+    Workplace(s3_store, tmp_path).commit(winner)
+    place, fetch = Workplace(s3_store, tmp_path), s3_store.fetch
+
+    def changing(key: str, path: Path) -> None:
+        fetch(key, path)
+        if change == "goes":
+            s3_store.delete("a/rejected")
+        else:
+            s3_store.put("a/rejected", b"another's")
+
+    monkeypatch.setattr(s3_store, "fetch", changing)
+    assert not place.take(mine)
+    assert {key: path.read_text() for key, path in mine.items()} == {key: f"loser {key}" for key in mine}
+    assert {file.name for file in mine["a/rows"].parent.iterdir()} == {"rows", "rejected"}
+    monkeypatch.setattr(s3_store, "fetch", fetch)
+    Workplace(s3_store, tmp_path).commit(winner)
+    assert place.take(mine)
+    assert {key: path.read_text() for key, path in mine.items()} == {key: f"winner {key}" for key in mine}
+
+
+def test_outputs_that_went_before_they_were_taken_are_published_again(s3_store, tmp_path, monkeypatch):
+    """The winner's states were trained on and removed; its first output goes last."""
+    Workplace(s3_store, tmp_path).commit(outputs(tmp_path, "winner"))
+    mine, fetch = outputs(tmp_path, "loser"), s3_store.fetch
+
+    def gone(key: str, path: Path) -> None:
+        for name in mine:
+            s3_store.delete(name)
+        fetch(key, path)
+
+    monkeypatch.setattr(s3_store, "fetch", gone)
+    Workplace(s3_store, tmp_path).commit(mine)
+    assert {key: s3_store.get(key).decode() for key in mine} == {key: f"loser {key}" for key in mine}
+
+
+def test_a_checkpoint_that_another_build_clears_meanwhile_is_none(s3_store, tmp_path, monkeypatch):
+    s3_store.put("journal/train/a-0/trainer", b"step 200")
+    fetch = s3_store.fetch
+
+    def cleared(key: str, path: Path) -> None:
+        s3_store.delete(key)
+        fetch(key, path)
+
+    monkeypatch.setattr(s3_store, "fetch", cleared)
+    folder, _ = Workplace(s3_store, tmp_path).folder("journal/train/a-0")
+    assert not (folder / "trainer").exists()
+
+
 def test_a_checkpoint_of_a_killed_job_is_there_on_another_machine(s3_store, tmp_path):
     folder, saved = Workplace(s3_store, tmp_path / "one").folder("journal/train/a-0")
     (folder / "resume").mkdir(parents=True)
@@ -96,3 +222,59 @@ def test_a_failed_audit_is_published_and_a_passed_one_forgets_it(place, s3_store
     assert s3_store.get("audits/failed/a-1.json") == b"1"
     audit("2", fails=False)
     assert set(s3_store.list("audits/")) == {"audits/failed/b-1.json"}
+
+
+def test_a_job_whose_finished_outputs_go_before_they_are_taken_is_done_again(s3_store, tmp_path, monkeypatch):
+    key = "hidden/a-b.safetensors"
+    copy = tmp_path / f"s3lean/{s3_store.bucket}/{s3_store.prefix}{key}"
+    copy.parent.mkdir(parents=True)
+    copy.write_bytes(b"of an earlier try")
+    job = Job(
+        SimpleNamespace(
+            config={**config_values(), "store": s3_store.url, "s3": {"endpoint_url": s3_store.settings.endpoint_url}},
+            params=SimpleNamespace(stage="extract", name="a-b", provenance={}),
+            input={},
+            output={"hidden": str(copy)},
+        )
+    )
+    s3_store.put(key, b"another's")
+    with job.claimed() as todo:
+        assert not todo
+    assert copy.read_bytes() == b"another's"
+    fetch = S3Store.fetch
+
+    def gone(store: S3Store, key: str, path: Path) -> None:
+        store.delete(key)
+        fetch(store, key, path)
+
+    monkeypatch.setattr(S3Store, "fetch", gone)
+    with job.claimed() as todo:
+        assert todo
+
+
+def test_a_job_waits_for_a_winner_that_holds_its_claim(s3_store, tmp_path, monkeypatch):
+    """Its own claim ran out while the store was away, and another took over, finished first and is slow to upload."""
+    monkeypatch.setattr(workplace, "_WINNER_S", -3600.0)
+    mine = outputs(tmp_path / f"s3lean/{s3_store.bucket}", "", tuple(f"{s3_store.prefix}a/{n}" for n in ("rows", "no")))
+    job = Job(
+        SimpleNamespace(
+            config={**config_values(), "store": s3_store.url, "s3": {"endpoint_url": s3_store.settings.endpoint_url}},
+            params=SimpleNamespace(stage="extract", name="a-b", provenance={}),
+            input={},
+            output={str(number): str(path) for number, path in enumerate(mine.values())},
+        )
+    )
+    looks = []
+
+    def look(seconds: float) -> None:
+        looks.append(seconds)
+        if len(looks) == 3:
+            s3_store.put("a/no", b"winner")
+
+    with job.claimed():
+        s3_store.put("claims/extract/a-b.json", Claim("o", Holder(1, 1, "b", "n"), "h", "r", time.time()).encode())
+        s3_store.put("a/rows", b"winner")
+        monkeypatch.setattr(workplace.time, "sleep", look)
+        job.commit()
+    assert len(looks) == 3
+    assert {path.read_bytes() for path in mine.values()} == {b"winner"}

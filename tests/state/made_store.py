@@ -54,8 +54,9 @@ _SHARE = {"started": (0.0, 0.0), "generating": (0.6, 0.45), "training": (1.0, 1.
 
 @dataclass(frozen=True)
 class Kind:
-    """A shard's worth of rows and its audit, shared by many shards."""
+    """A shard's worth of rows with their prompts and its audit, shared by many shards."""
 
+    prompts: bytes
     completions: bytes
     rejected: bytes
     audit: AuditResult
@@ -154,7 +155,9 @@ class MadeStore:
         result = audit_tables(f"Shard kind {number}", *tables, limits, TOKENS, self.provenance("audit"))
         facts = self.provenance("generate")
         text = canonical_json(result.to_json()) + "\n"
+        asked = [made_prompt(row["prompt_id"], row["source"]) for row in (*rows, *bad)]
         return Kind(
+            parquet(PROMPTS, asked, {"stage": "prompts"}),
             parquet(COMPLETIONS, rows, facts),
             parquet(REJECTED, bad, facts),
             result,
@@ -183,18 +186,9 @@ class MadeStore:
         return {shard: place for place, shard in enumerate(self.graph.shards)}
 
     @cached_property
-    def _prompts(self) -> bytes:
-        made = random.Random(self.seed)
-        record = {"messages": [{"role": "user", "content": "How <b>deep</b> is the river?"}]}
-        rows = [
-            {"prompt_id": f"{made.getrandbits(128):032x}", "source": "chat", "record": canonical_json(record)}
-            for _ in range(self.rows)
-        ]
-        return parquet(PROMPTS, rows, {"stage": "prompts"})
-
-    @cached_property
     def _hidden(self) -> bytes:
-        return save({"taps": np.zeros((4, 2, 8), np.float16), "offsets": np.array([0, 4], np.int64)})
+        tensors = {"taps": np.zeros((4, 2, 8), np.float16), "offsets": np.array([0, 4], np.int64)}
+        return save(tensors, {"draftmill": canonical_json({"rows": [], "provenance": self.provenance("extract")})})
 
     # The build's life ------------------------------------------------------------------------------------------------
 
@@ -236,7 +230,7 @@ class MadeStore:
         announce(memory, self.graph, "5eed" * 3, clock=lambda: begin)
         yield layout.BUILD, memory.objects[layout.BUILD], begin
         for shard in self.graph.shards:
-            yield layout.prompts(shard), self._prompts, begin
+            yield layout.prompts(shard), self.kind_of(shard).prompts, begin
         for place, shard in enumerate(self.generated):
             yield from self._generated(place, shard)
         for place, shard in enumerate(self.extracted):
@@ -440,7 +434,7 @@ class Memory:
         self.url = url
         self.objects: dict[str, bytes] = {key: data for key, (data, _) in (objects or {}).items()}
         self.times: dict[str, float] = {key: at for key, (_, at) in (objects or {}).items()}
-        self.gets = 0
+        self.gets = self.parts = 0
 
     def list(self, prefix: str = "") -> dict[str, ObjectInfo]:
         return {
@@ -453,6 +447,10 @@ class Memory:
         self.gets += 1
         return self.objects[key]
 
+    def part(self, key: str, start: int, stop: int) -> bytes:
+        self.parts += 1
+        return self.objects[key][start:stop]
+
     def put(self, key: str, data: bytes, at: float = 0.0) -> None:
         self.objects[key], self.times[key] = data, at
 
@@ -462,6 +460,12 @@ def parquet(schema: pa.Schema, rows: list[dict[str, Any]], provenance: dict[str,
         path = Path(folder) / "x.parquet"
         write_rows(path, schema, rows, provenance)
         return path.read_bytes()
+
+
+def made_prompt(prompt_id: str, source: str) -> dict[str, Any]:
+    """A row of a prompt shard; no answer holds the words of its record."""
+    record = {"messages": [{"role": "user", "content": f"How <b>deep</b> is lake {prompt_id[:6]} in fathoms?"}]}
+    return {"prompt_id": prompt_id, "source": source, "record": canonical_json(record)}
 
 
 def heartbeat(stage: str, name: str, started: float, updated: float, state: str, **fields: Any) -> bytes:

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import json
 
-import pytest
-
 from draftmill.audit.counts import Counts, Measurements, merge
 from draftmill.state.jobs import Picture, picture_of
-from draftmill.state.lanes import segments
+from draftmill.state.lanes import lanes, segments
+from draftmill.state.metrics import metrics
 from draftmill.state.quality import quality
 from draftmill.state.read import Reader
 from draftmill.state.shards import changed_settings, shard_rows
 from draftmill.state.state import state_of
 from draftmill.state.training import training
-from tests.state.made_store import GPUS, OLD_FP, MadeStore, Memory
+from tests.state.made_store import GPUS, OLD_FP, MadeStore, Memory, heartbeat
 
 
 def picture(memory: Memory, now: float) -> Picture:
@@ -87,14 +86,12 @@ def test_a_shard_says_why_it_was_built(made: MadeStore, memory: Memory) -> None:
     assert rows[not_yet].why == "Is to be built because the store held nothing of it."
 
 
-def test_settings_that_changed_between_two_objects_are_named(made: MadeStore, memory: Memory) -> None:
+def test_settings_that_changed_between_two_objects_are_named(made: MadeStore) -> None:
     other = MadeStore(shards=4, windows=2, changes={"generate": {"temperature": 0.25}})
-    memory.put("completions/other.parquet", other.made_kinds[0].completions)
-    changed = changed_settings(memory, made.graph.completions(made.generated[0]), "completions/other.parquet")  # type: ignore[arg-type]
+    changed = changed_settings(made.provenance("generate"), other.provenance("generate"))
     assert changed == (("sampling.temperature", made.config.generate.temperature, 0.25),)
-    assert changed_settings(memory, *[made.graph.audit(made.generated[0])] * 2) == ()  # type: ignore[arg-type]
-    with pytest.raises(KeyError):
-        changed_settings(memory, "completions/other.parquet", "completions/gone.parquet")  # type: ignore[arg-type]
+    assert changed_settings(made.provenance("audit"), made.provenance("audit")) == ()
+    assert changed_settings({}, {"spec": {"a": {"b": 1}}}) == (("a.b", None, 1),)
 
 
 def test_training_has_curves_the_live_window_and_every_evaluation() -> None:
@@ -129,3 +126,41 @@ def test_a_lane_has_a_timeline_of_its_jobs(made: MadeStore, memory: Memory) -> N
     running = [segment for segment in shown if segment.state == "running"]
     assert len(running) == made.lanes
     assert all(segment.end == found.now for segment in running)
+
+
+def test_a_silent_job_whose_claim_is_renewed_has_a_lane_that_says_so(made: MadeStore, memory: Memory) -> None:
+    """The job is counted as stale, so its lane and its span are: neither lost nor idle."""
+    for place, state in ((1, "running"), (2, "done")):
+        name = f"{made.graph.train[-place]}-{made.fp['generate']}"
+        beat = heartbeat("generate", name, made.now - 1000, made.now - 900, state, total=12, gpus=[f"GPU-quiet{place}"])
+        memory.put(f"progress/generate/{name}.json", beat, made.now - 900)
+        memory.put(f"claims/generate/{name}.json", json.dumps({"expires": made.now + 60}).encode(), made.now)
+    found = picture(memory, made.now)
+    shown = {lane.id: lane.state for lane in lanes(found.snapshot, made.now) if "quiet" in lane.id}
+    spans = {one.lane: one.state for one in segments(found.snapshot, made.now - 3600, made.now) if "quiet" in one.lane}
+    assert shown == spans == {"GPU-quiet1": "stale", "GPU-quiet2": "stale"}
+    assert sum(view.state == "stale" for view in found.views) >= 2
+
+
+def test_a_failed_job_that_is_claimed_again_is_at_work(made: MadeStore, memory: Memory) -> None:
+    """A later try says nothing before its model is loaded; until then its claim is all there is of it."""
+    name = f"{made.graph.train[-1]}-{made.fp['generate']}"
+    beat = heartbeat("generate", name, made.now - 90, made.now - 60, "failed", total=12, error="out of memory")
+    memory.put(f"progress/generate/{name}.json", beat, made.now - 60)
+    before = state_of(Reader(memory).snapshot(), made.now)
+    memory.put(f"claims/generate/{name}.json", json.dumps({"expires": made.now + 60}).encode(), made.now)
+    after = state_of(Reader(memory).snapshot(), made.now)
+    jobs = [state.stage("generate").jobs for state in (before, after)]
+    assert jobs[1].failed == jobs[0].failed - 1
+    assert jobs[1].running == jobs[0].running + 1
+    assert len(after.failures) == len(before.failures) - 1
+
+
+def test_all_failures_are_counted_and_the_newest_are_given() -> None:
+    made = MadeStore(shards=200, failures=60)
+    state = state_of(Reader(Memory(made.objects)).snapshot(), made.now)
+    told = state.to_json()
+    assert len(state.failures) == told["failure_count"] == 60 + made.broken_audits
+    assert len(told["failures"]) == 50
+    assert [one["at"] for one in told["failures"]] == [one.at for one in state.failures[:50]]
+    assert f"draftmill_failures {60.0 + made.broken_audits}\n" in metrics(state)

@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import json
+import re
+import sys
+import threading
 from pathlib import Path
 
 import pytest
 
 from draftmill import layout
 from draftmill.build_record import announce, parse_record
+from draftmill.dashboard.board import Board
+from draftmill.dashboard.samples import Query, Samples
+from draftmill.dashboard.tables import Tables
 from draftmill.state.cache import Cache, cache_file
 from draftmill.state.chosen import plan_for
 from draftmill.state.read import Reader
@@ -264,6 +270,59 @@ def test_a_folder_that_cannot_hold_the_copy_is_no_fault(local: LocalStore, tmp_p
     assert Reader(local, cache=tmp_path / "file/copy.json").snapshot().beats
 
 
+class Barred(Memory):
+    """A store of which some objects cannot be read."""
+
+    barred: tuple[str, ...] = ()
+
+    def get(self, key: str) -> bytes:
+        if key in self.barred:
+            raise PermissionError(13, "Permission denied", key)
+        return super().get(key)
+
+
+def test_one_object_that_cannot_be_read_is_said_until_it_can(made: MadeStore) -> None:
+    store = Barred(made.objects)
+    whole = read_state(store, clock=lambda: made.now)
+    _, key = waiting(made)
+    store.put(key, beat(made, made.graph.train[-1], 3), made.now)
+    reader = Reader(store)
+    store.barred = (key,)
+    barred = state_of(reader.snapshot(), made.now)
+    assert barred.stages == whole.stages
+    assert any(key in note and is_one_sentence(note) for note in barred.notes)
+    store.barred = ()
+    assert state_of(reader.snapshot(), made.now) == read_state(store, clock=lambda: made.now) != barred
+
+
+def test_a_cache_is_saved_while_another_thread_fills_it(tmp_path: Path) -> None:
+    store = Memory({f"records/{number}": (b"{}", 0.0) for number in range(4000)})
+    cache = Cache(store, tmp_path / "copy.json")  # type: ignore[arg-type]
+    listing = store.list()
+    keys = sorted(listing)
+    faults: list[BaseException] = []
+
+    def fill() -> None:
+        try:
+            for start in range(0, len(keys), 40):
+                cache.values(keys[start : start + 40], listing, len)
+        except BaseException as error:
+            faults.append(error)
+
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        threads = [threading.Thread(target=fill) for _ in range(2)]
+        for thread in threads:
+            thread.start()
+        while any(thread.is_alive() for thread in threads):
+            cache.save()
+            cache.forget_all_but({key: listing[key] for key in keys[::2]})
+    finally:
+        sys.setswitchinterval(before)
+    assert faults == []
+
+
 def test_an_object_that_goes_between_listing_and_fetching_is_left_out(memory: Memory) -> None:
     listing = memory.list("progress/")
     key = next(key for key in listing if key != layout.BUILD)
@@ -297,8 +356,18 @@ def test_a_large_store_listed_in_parts_shows_the_same(
 ) -> None:
     monkeypatch.setattr("draftmill.state.read._LARGE", 100)
     reader = Reader(memory)
-    whole = state_of(reader.snapshot(), made.now)
-    assert state_of(reader.snapshot(), made.now) == whole
+    board, samples = Board(reader, clock=lambda: made.now), Samples(Tables(memory))  # type: ignore[arg-type]
+    looks = []
+    for _ in range(2):
+        board.look()
+        view = board.view
+        assert view is not None
+        looks.append((view.state, [samples.find(view, Query(kind, text="FATHOMS")) for kind in ("search", "rejected")]))
+    assert looks[0] == looks[1]
+    for found in looks[0][1]:
+        assert "fathoms" in {
+            word for row in found["rows"] for piece in row["pieces"] for word in re.findall(r"\w+", piece["text"])
+        }
     key = layout.progress("audit_set", made.fp["audit_set"])
     memory.put(key, heartbeat("audit_set", "x", made.now - 9, made.now, "running", host="late"), made.now)
     assert "late" in {lane.host for lane in state_of(reader.snapshot(), made.now).lanes}

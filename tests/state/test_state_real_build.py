@@ -1,7 +1,8 @@
-"""A real build, shown by Snakemake's own rich logger, and watched through its store meanwhile."""
+"""A real build, shown by Snakemake's own loggers rich and snkmt, and watched through its store meanwhile."""
 
 from __future__ import annotations
 
+import sqlite3
 import subprocess
 import time
 from pathlib import Path
@@ -20,13 +21,14 @@ WAIT_S = 500.0
 
 
 @pytest.mark.slow
-def test_a_real_build_is_followed_from_its_store_under_snakemakes_rich_logger(tmp_path: Path) -> None:
+def test_a_real_build_is_followed_from_its_store_under_snakemakes_own_loggers(tmp_path: Path) -> None:
     project = Project(tmp_path / "project", prompts=40)
     seen: list[State] = []
     reader = Reader(LocalStore(project.folder / "build"))
+    loggers = ("--logger", "rich", "snkmt", "--logger-snkmt-db", str(tmp_path / "snkmt.db"))
     with (tmp_path / "log").open("w") as log:
         process = subprocess.Popen(
-            project.command("--logger", "rich"), cwd=project.folder, env=project.environment, stdout=log, stderr=log
+            project.command(*loggers), cwd=project.folder, env=project.environment, stdout=log, stderr=log
         )
         end = time.monotonic() + WAIT_S
         while process.poll() is None:
@@ -54,3 +56,9 @@ def test_a_real_build_is_followed_from_its_store_under_snakemakes_rich_logger(tm
     assert {lane.stage for lane in lanes} >= {"generate", "train"}
     assert {lane.gate.verdict for lane in lanes if lane.gate is not None} == {"not_required"}
     assert any(state.stage("generate").jobs.running for state in seen)
+    with sqlite3.connect(tmp_path / "snkmt.db") as database:
+        told = database.execute("select name, total_job_count, jobs_finished from rules").fetchall()
+        assert database.execute("select status from workflows").fetchall() == [("SUCCESS",)]
+    wanted = {name: jobs for name, jobs, finished in told if jobs == finished}
+    assert wanted["generate"] == last.stage("generate").jobs.wanted
+    assert wanted["train"] == last.stage("train").jobs.wanted

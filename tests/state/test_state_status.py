@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import selectors
@@ -15,11 +16,14 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from draftmill.commands.status import _shown, look
+from draftmill.errors import UserError
 from draftmill.state.read import Reader
 from draftmill.state.screen import screen
 from draftmill.state.state import read_state
 from draftmill.state.types import Eta
 from draftmill.state.words import duration, eta, number, whole_eta
+from draftmill.store.base import ObjectInfo
 from draftmill.store.local import LocalStore
 from tests.core.conftest import is_one_sentence
 from tests.state.made_store import MadeStore, Memory, heartbeat
@@ -193,3 +197,34 @@ def test_a_reader_goes_on_after_its_store_was_away(folder: Path, tmp_path: Path,
     assert not reader.snapshot().listing
     place.symlink_to(folder)
     assert reader.snapshot() == first
+
+
+def test_a_store_that_the_system_refuses_to_read_is_one_sentence(
+    made: MadeStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Refused(Memory):
+        def list(self, prefix: str = "") -> dict[str, ObjectInfo]:
+            raise OSError(116, "Stale file handle", "/mnt/store/progress")
+
+    with pytest.raises(UserError) as caught:
+        look(Reader(Refused()))
+    assert is_one_sentence(caught.value)
+    assert "Stale file handle" in str(caught.value)
+    assert "Looking again until it is back." in str(_shown(Reader(Refused()), 80))
+
+
+@pytest.mark.parametrize("code", [errno.EACCES, errno.ESTALE])
+def test_a_file_that_cannot_be_looked_at_is_one_sentence(
+    local: LocalStore, monkeypatch: pytest.MonkeyPatch, code: int
+) -> None:
+    real = Path.stat
+
+    def stat(path: Path, **given: bool) -> os.stat_result:
+        if path.suffix == ".json" and "progress" in path.parts:
+            raise OSError(code, os.strerror(code), str(path))
+        return real(path, **given)
+
+    monkeypatch.setattr(Path, "stat", stat)
+    with pytest.raises(UserError) as caught:
+        local.list()
+    assert is_one_sentence(caught.value)

@@ -155,6 +155,28 @@ def test_a_claim_that_was_taken_over_is_left_to_its_new_holder(host):
     assert host.read().run == "theirs"
 
 
+def test_a_rival_is_whoever_else_holds_the_claim_and_keeps_it_up(host):
+    rival = host.claims().rival(KEY)
+    assert not rival()
+    host.store.put(KEY, b"no claim")
+    assert not rival()
+    host.put(Claim("mine", HERE, "here", "me", host.now))
+    assert not rival(), "this process itself"
+    host.put(other(host.now + 10_000, replace(HERE, pid=5)))
+    assert rival()
+    host.dead.add(5)
+    assert not rival()
+    for _ in range(300):  # of another host, renewed
+        host.now += 1
+        host.put(other(host.now + 120))
+        assert rival()
+    held = []
+    for _ in range(200):  # and left
+        host.now += 1
+        held.append(rival())
+    assert held.index(False) in range(115, 126)
+
+
 def test_renewing_moves_the_end_and_stops_when_the_claim_is_another_s(host):
     claims = host.claims()
     mine = claims._mine()

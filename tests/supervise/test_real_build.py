@@ -5,11 +5,12 @@ from __future__ import annotations
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import pytest
 
+from tests.chaos.disks import fill
 from tests.chaos.proxy import Proxy
 from tests.s3.project import S3Project
 from tests.s3.weed import Weed
@@ -24,11 +25,17 @@ def proxy(weed: Weed) -> Iterator[Proxy]:
     found.close()
 
 
-def run(project: S3Project, *arguments: str) -> tuple[int, str]:
+def run(project: S3Project, *arguments: str, environment: Mapping[str, str] | None = None) -> tuple[int, str]:
     """`draftmill run` of the project's command; its status and what it said itself."""
     command = [sys.executable, "-m", "draftmill", "run", "--attempts", "8", "--", *project.command(*arguments)[3:]]
     result = subprocess.run(
-        command, cwd=project.folder, env=project.environment, capture_output=True, text=True, timeout=550, check=False
+        command,
+        cwd=project.folder,
+        env={**project.environment, **(environment or {})},
+        capture_output=True,
+        text=True,
+        timeout=550,
+        check=False,
     )
     lines = [line for line in result.stderr.splitlines() if line.startswith("draftmill run: ")]
     return result.returncode, "\n".join(lines) or result.stderr[-3000:]
@@ -59,7 +66,7 @@ def test_a_store_that_stays_down_is_named_and_given_up_in_the_end(weed: Weed, pr
     project = S3Project(tmp_path, weed, "down", endpoint=proxy.endpoint)
     project.configure(s3={"endpoint_url": proxy.endpoint, "path_style": True, "wait_s": 0, "retries": 1})
     proxy.mode = "down"
-    command = [sys.executable, "-m", "draftmill", "run", "--attempts", "1", "--", *project.command("-n")[3:]]
+    command = [sys.executable, "-m", "draftmill", "run", "--attempts", "2", "--", *project.command("-n")[3:]]
     result = subprocess.run(
         command, cwd=project.folder, env=project.environment, capture_output=True, text=True, timeout=550, check=False
     )
@@ -76,4 +83,17 @@ def test_a_mistake_in_the_configuration_is_said_once(weed: Weed, tmp_path: Path)
     status, said = run(project, "-n")
     assert status == 1
     assert said.startswith("draftmill run: Not started again, because a person must act: pilot: 1000 is no train shard")
+    assert said.count("\n") == 0
+
+
+def test_a_full_local_disk_at_the_start_of_a_build_is_said_once(weed: Weed, disk: Path, tmp_path: Path) -> None:
+    """What a build keeps on its own machine lies there, and files on their way to S3."""
+    project = S3Project(tmp_path, weed, "full")
+    project.configure()
+    (project.folder / ".draftmill").symlink_to(disk)
+    fill(disk)
+    status, said = run(project, environment={"TMPDIR": str(disk)})
+    assert status == 1
+    assert said.startswith("draftmill run: Not started again, because a person must act: ")
+    assert "run full: free some" in said
     assert said.count("\n") == 0

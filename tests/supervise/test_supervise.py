@@ -18,7 +18,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from draftmill import outcomes, supervise_locks
-from draftmill.commands.run import seconds
 from draftmill.default_storage import TellingPatience
 from draftmill.errors import UserError
 from draftmill.gpu.processes import all_processes, identify
@@ -41,6 +40,7 @@ def told(*kinds: str) -> list[Outcome]:
         (1, told("began", "late"), "again", "the store did not answer: late sentence."),
         (1, told("began", "expired"), "again", "the credentials have expired: expired sentence."),
         (1, told("began", "busy"), "again", "the GPUs are in use: busy sentence."),
+        (1, told("changed"), "again", "the plan is out of date: changed sentence."),
         (1, told("began", "late", "mistake"), "stop", "mistake sentence."),
         (1, told("began", "full"), "stop", "full sentence."),
         (1, told("mistake"), "stop", "mistake sentence."),
@@ -111,13 +111,31 @@ def test_a_mistake_is_not_made_twice(bench):
 
 def test_starts_without_progress_are_bounded(bench):
     assert bench.run({"status": 1, "tell": [["busy", "GPU gate."]]}, attempts=4) == 1
-    assert len(bench.starts) == 5
-    assert bench.said[-1].startswith("Given up, 5 starts in a row finished no job.")
+    assert len(bench.starts) == 4
+    assert bench.said[-1].startswith("Given up, 4 starts in a row finished no job.")
 
 
 def test_a_finished_job_begins_the_count_anew(bench):
     bad, good = {"status": 1, "tell": [["late", "x."]]}, {"status": 1, "tell": [["done", ""], ["late", "x."]]}
     assert bench.run(bad, bad, good, bad, bad, good, bad, {"status": 0}, attempts=3) == 0
+
+
+def test_only_starts_without_a_finished_job_are_counted_aloud(bench):
+    good, bad = {"status": 1, "tell": [["done", ""], ["late", "x."]]}, {"status": 1, "tell": [["late", "x."]]}
+    assert bench.run(good, bad, bad, bad, attempts=3) == 1
+    assert [said.partition("Starting again in 0 s")[2] for said in bench.said[:-1]] == [
+        ".",
+        " (1 start finished no job).",
+        " (2 starts in a row finished no job).",
+    ]
+    assert len(bench.starts) == 4
+
+
+def test_one_attempt_is_one_start(bench):
+    assert bench.run({"status": 1, "tell": [["late", "x."]]}, attempts=1) == 1
+    assert bench.said == [
+        "Given up, 1 start finished no job. The last end: the store did not answer: x. Nothing finished is lost."
+    ]
 
 
 def test_what_shows_no_cause_is_tried_a_few_times_only(bench):
@@ -256,17 +274,6 @@ def test_a_lock_is_stale_only_when_its_holder_is_dead_and_nobody_works_there(tmp
 )
 def test_the_working_directory_is_snakemake_s(arguments, folder):
     assert Supervisor(arguments).folder == Path(folder)
-
-
-@pytest.mark.parametrize(("text", "value"), [("90", 90), ("90s", 90), ("1.5h", 5400), ("3d", 259200), ("30m", 1800)])
-def test_times(text, value):
-    assert seconds(text) == value
-
-
-@pytest.mark.parametrize("text", ["", "soon", "-1s", "1w"])
-def test_no_times(text):
-    with pytest.raises(UserError, match=r"^--for .* is no time"):
-        seconds(text)
 
 
 # Outcomes -------------------------------------------------------------------------------------------------------------

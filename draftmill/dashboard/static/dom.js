@@ -42,7 +42,8 @@ function give(element, key, value) {
   if (key === "on") listen(element, value);
   else if (key === "figure") element.figure = value;
   else if (key === "style") for (const [name, part] of Object.entries(value)) element.style.setProperty(name, part);
-  else element.setAttribute(key, value === true ? "" : visible(value));
+  // What a person typed, or an option stands for, is asked for as it is.
+  else element.setAttribute(key, value === true ? "" : key === "value" ? String(value) : visible(value));
 }
 
 /** Handlers are looked up when an event comes, so that an element that stays can be given new ones. */

@@ -9,6 +9,7 @@ import { embedded, need } from "./source.js";
 
 const SPANS = [["1", "last hour"], ["6", "6 hours"], ["24", "day"], ["168", "week"]];
 const CHANGES = 8;
+const LISTED = 60;
 
 /** @param {any} app @returns {any[]} */
 export function lanes(app) {
@@ -27,7 +28,8 @@ export function lanes(app) {
 function timelines(app, data) {
   if (!data.lanes.length) return h("p", { class: "dim" }, "No lane was heard of in this time.");
   const now = new Map(app.state.lanes.map((lane) => [lane.id, lane]));
-  return data.lanes.map((lane) => timeline(data, lane, now.get(lane.id), data.history?.[lane.id], app));
+  return [data.lanes.map((lane) => timeline(data, lane, now.get(lane.id), data.history?.[lane.id], app)),
+    data.left_out > 0 && h("p", { class: "dim" }, `${plural(data.left_out, "older process")} of jobs without a GPU ${data.left_out === 1 ? "is" : "are"} not shown.`)];
 }
 
 /** @param {any} data @param {any} lane @param {any} state @param {any} history @param {any} app */
@@ -46,7 +48,7 @@ function timeline(data, lane, state, history, app) {
     h("div", { class: "axis dim" }, h("span", null, moment(data.since)), h("span", null, clock(data.now))),
     h("p", { class: "dim" }, `${percent(Math.min(lane.busy / whole, 1))} of the time at work. `, state && now(state, app)),
     history && memory(lane, history),
-    events(lane, history));
+    spans(lane), events(lane, history));
 }
 
 /** @param {any} state @param {any} app */
@@ -63,11 +65,22 @@ function memory(lane, history) {
   return [h("h3", null, "Memory of its process on the host, GB"), plot(`plot-memory-${lane.id}`, `Memory of ${lane.id} on its host`, { traces: [trace], layout: { height: 130, yaxis: { nticks: 3 }, xaxis: { nticks: 4 } } })];
 }
 
+/** @param {any} lane what the timeline shows, for those who have no pointer or cannot see it */
+function spans(lane) {
+  const rows = [
+    ...lane.spans.map((one) => [one.start, words(one.stage), badge(one.state === "idle" ? "done" : one.state), `${one.subject || "–"}${one.jobs > 1 ? ` and ${one.jobs - 1} more` : ""}`, duration(one.end - one.start)]),
+    ...lane.servers.map((one) => [one.start, "server", badge(one.state), `${one.url}, life ${one.epoch ?? "–"}`, duration(one.end - one.start)]),
+  ].sort(([a], [b]) => b - a);
+  const shown = rows.slice(0, LISTED).map(([start, ...rest]) => [moment(start), ...rest]);
+  const title = rows.length > shown.length ? `Spans (the newest ${shown.length} of ${count(rows.length)})` : `Spans (${shown.length})`;
+  return h("details", { "data-key": "spans" }, h("summary", null, title), table(["began", "what", "state", "of", "took"], shown, { label: `Spans of ${lane.id}` }));
+}
+
 /** @param {any} lane @param {any} history */
 function events(lane, history) {
   const told = lane.gates.map((one) => [moment(one.at), "gate", badge(one.verdict), one.reasons.join(", ") || "–"]);
   const seen = (history?.changes ?? []).map((one) => [moment(one.at), "lane", badge(one.state), [one.verdict && `gate ${one.verdict}`, one.server && `server ${one.server}, life ${one.epoch}`].filter(Boolean).join(", ") || "–"]);
   const rows = [...told, ...seen].slice(-CHANGES);
   if (!rows.length) return null;
-  return h("details", null, h("summary", null, `Verdicts and changes (${rows.length})`), table(["when", "what", "state", "more"], rows, { label: `Changes of ${lane.id}` }));
+  return h("details", { "data-key": "changes" }, h("summary", null, `Verdicts and changes (${rows.length})`), table(["when", "what", "state", "more"], rows, { label: `Changes of ${lane.id}` }));
 }

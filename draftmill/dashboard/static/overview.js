@@ -30,7 +30,7 @@ function cards(state) {
     card("Tokens a second", short(tokens.minute), `${short(trained.minute)} of them trained on`, `last hour ${short(tokens.hour)}`),
     cost(state.cost),
     card("Not yet in the store", plural(state.lag.jobs, "job"), state.lag.oldest !== null ? `the oldest for ${duration(state.lag.oldest)}` : "nothing waits"),
-    card("Failures", count(state.failures.length), state.failures.length ? "see below" : "none"));
+    card("Failures", count(state.failure_count), state.failure_count ? "see below" : "none"));
 }
 
 /** @param {any} cost */
@@ -62,7 +62,8 @@ function failures(state) {
     h("ul", { class: "failures" }, state.failures.map((one) => h("li", { "data-key": `${one.stage} ${one.name}` },
       h("div", null, badge("failed"), ` ${words(one.stage)} `, one.subject && shardName(one), ` on ${one.host || "an unknown host"}, ${moment(one.at)}`, one.running_again && " (runs again)"),
       h("p", { class: "message" }, one.message || "It said nothing."),
-      h("code", null, one.command)))));
+      h("code", null, one.command)))),
+    state.failure_count > state.failures.length && h("p", null, h("a", { href: address("shards", { state: "failed" }) }, `The newest ${count(state.failures.length)} of ${count(state.failure_count)}`)));
 }
 
 /** @param {any} failure */

@@ -1,10 +1,10 @@
 // Data quality: how long the answers are, the spike by name, and shares by source and over time with their limits.
 
 import { h } from "./dom.js";
-import { card, plot, shardLink, table, waiting } from "./bits.js";
+import { card, choice, plot, shardLink, table, waiting } from "./bits.js";
 import { count, percent, plural, words } from "./format.js";
 import { instant, label } from "./plots.js";
-import { address } from "./place.js";
+import { address, ask, place } from "./place.js";
 import { need } from "./source.js";
 
 const BINS = 60;
@@ -17,16 +17,20 @@ export function quality(app) {
   const data = found.value;
   if (!data?.overall.rows) return [h("h1", null, "Data quality"), waiting(found, "Audits")];
   const lengths = need("api/lengths", Math.floor(app.revision / 20));
+  const source = place().asked.get("source") ?? "";
+  const counts = Object.hasOwn(data.by_source, source) ? data.by_source[source] : data.overall;
+  const of = counts === data.overall ? "" : ` of ${source}`;
   return [
     h("h1", null, "Data quality"),
     verdict(data),
-    h("h2", null, "Loss tokens an answer"), lossTokens(data),
-    h("h2", null, "Completion length"), completionLength(lengths),
+    h("div", { class: "controls" }, choice("Source", "source", [["", "all"], ...Object.keys(data.by_source).map((name) => [name, name])], source, (value) => ask({ source: value }))),
+    h("h2", null, "Loss tokens an answer", of), lossTokens(data, counts),
+    h("h2", null, "Finish reasons and rejections", of), tallies(counts),
+    h("h2", null, "Completion length", of), completionLength(lengths, of && source),
     h("h2", null, "By source"), bySource(data),
     h("h2", null, "Over time"),
     h("p", { class: "dim" }, "Each point is one audit, or neighbouring audits weighed by their answers. The dashed line is the limit."),
     h("div", { class: "plots" }, Object.keys(LIMITS).map((code) => overTime(data, code))),
-    h("h2", null, "Finish reasons and rejections"), tallies(data.overall),
   ];
 }
 
@@ -92,15 +96,16 @@ function nearly(values, most) {
   return most;
 }
 
-/** @param {any} data */
-function lossTokens(data) {
-  const { histogram, histogram_cut: cut, spike, rows } = data.overall;
+/** @param {any} data @param {any} counts those of all answers or of a source's */
+function lossTokens(data, counts) {
+  const { histogram, histogram_cut: cut, spike, rows } = counts;
+  if (!rows) return h("p", { class: "dim" }, "It has no answer.");
   const made = bins([histogram, cut]);
   const [value, most] = spike;
   const share = most / rows;
   const limit = data.limits.max_spike * rows;
   const top = Math.max(...made.heights[0].map((one, k) => one + made.heights[1][k]), most);
-  const sentence = `The most common exact number of loss tokens is ${value}: ${plural(most, "answer")}, ${percent(share)} of all; the limit is ${percent(data.limits.max_spike)}.`;
+  const sentence = `The most common exact number of loss tokens is ${value}: ${plural(most, "answer")}, ${percent(share)} of them; the limit is ${percent(data.limits.max_spike)}.`;
   const bin = Math.min(Math.max(Math.floor((value - made.low) / made.step), 0), made.x.length - 1);
   const above = Math.max(most, made.heights[0][bin] + made.heights[1][bin]);
   const hover = "%{customdata} loss tokens: %{y}<extra>%{fullData.name}</extra>";
@@ -116,14 +121,23 @@ function lossTokens(data) {
     plot("plot-loss", sentence, { traces: [...bars, { ...line, base: 0 }], layout })];
 }
 
-/** @param {import("./source.js").Held} found */
-function completionLength(found) {
+/** @param {import("./source.js").Held} found @param {string} source one, or nothing for all */
+function completionLength(found, source) {
   if (!found.value?.read) return waiting(found, "Completions");
-  const { counts, read, shards } = found.value;
-  const made = bins([counts]);
+  const { by_source: each, read, shards } = found.value;
+  const chosen = Object.entries(each).filter(([name]) => !source || name === source).map(([, counts]) => counts);
+  if (!chosen.length) return h("p", { class: "dim" }, `None of it is in the ${plural(read, "shard")} that were read.`);
+  const made = bins([summed(chosen)]);
   const text = `Output tokens of the answers, thinking and special tokens included, from ${read} of ${plural(shards, "shard")}.`;
   const trace = { type: "bar", x: made.x, y: made.heights[0], customdata: made.names, hovertemplate: "%{customdata} tokens: %{y}<extra></extra>", marker: { color: "--accent" } };
   return [h("p", { class: "dim" }, text, made.rest), plot("plot-length", text, { traces: [trace], layout: { bargap: 0.08, height: 240, xaxis: { title: { text: "output tokens" } }, yaxis: { title: { text: "answers" } } } })];
+}
+
+/** @param {Object<string, number>[]} tallies @returns {Object<string, number>} one that holds all of them */
+function summed(tallies) {
+  const whole = {};
+  for (const tally of tallies) for (const [value, rows] of Object.entries(tally)) whole[value] = (whole[value] ?? 0) + rows;
+  return whole;
 }
 
 /** @param {any} data */

@@ -1,19 +1,19 @@
 // One row: what it is, its prompt and its answer, with what is trained on in colour.
 
 import { h } from "./dom.js";
-import { badge, shardLink } from "./bits.js";
+import { badge, shardLink, waiting } from "./bits.js";
 import { count, words } from "./format.js";
 import { embedded, need } from "./source.js";
 
 /** @type {Set<string>} rows that are shown whole */
 const opened = new Set();
 
-/** @param {any} given @returns {HTMLElement} */
-export function row(given) {
+/** @param {any} given @param {number} stamp @returns {HTMLElement} */
+export function row(given, stamp) {
   const key = `${given.shard} ${given.row} ${given.rejected}`;
   let shown = given, found = null;
   if (opened.has(key)) {
-    found = need(`api/row?shard=${given.shard}&row=${given.row}&rejected=${given.rejected}`);
+    found = need(`api/row?shard=${given.shard}&row=${given.row}&rejected=${given.rejected}`, stamp);
     shown = found.value ?? given;
   }
   return h("article", { class: "row", "data-key": key, "aria-label": `Row ${given.prompt_id}` },
@@ -21,7 +21,7 @@ export function row(given) {
     given.note && given.note !== "rejected" && h("p", { class: "dim" }, given.note),
     shown.gone ? h("p", { class: "note" }, "This row is gone.") : text(shown),
     shown.rejected && h("p", { class: "message" }, shown.detail),
-    given.more && (found ? found.busy && h("p", { class: "dim" }, "Reading …") : more(key)));
+    given.more && (found ? !found.value && waiting(found, "The whole row") : more(key)));
 }
 
 /** @param {string} key */

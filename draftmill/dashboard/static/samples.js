@@ -8,6 +8,10 @@ import { row } from "./row.js";
 import { embedded, need } from "./source.js";
 
 const KINDS = [["random", "random"], ["shortest", "shortest"], ["longest", "longest"], ["repetitive", "repeat themselves most"], ["repeated", "most repeated in a shard"], ["rejected", "rejected"], ["search", "holding a text"]];
+const FIRST = { start: null, skip: null };
+
+/** How often "Show" was pressed: rows stay while somebody reads them, and are asked for again when he says so. */
+let shows = 0;
 
 /** @param {any} app @returns {any[]} */
 export function samples(app) {
@@ -29,8 +33,8 @@ function controls(app, asked, kind) {
   const sources = [["", "all"], ...Object.keys(audits?.by_source ?? {}).map((name) => [name, name])];
   const kinds = fixed ? KINDS.filter(([name]) => name !== "search") : KINDS;
   return h("form", { class: "controls", role: "search", on: { submit: (/** @type {any} */ event) => submit(event) } },
-    choice("Rows", "kind", kinds, kind, (value) => ask({ kind: value, start: null })),
-    !fixed && choice("Source", "source", sources, asked.get("source") ?? "", (value) => ask({ source: value, start: null })),
+    choice("Rows", "kind", kinds, kind, (value) => ask({ kind: value, ...FIRST })),
+    !fixed && choice("Source", "source", sources, asked.get("source") ?? "", (value) => ask({ source: value, ...FIRST })),
     !fixed && field("Shard", "shard", asked.get("shard") ?? "", "all"),
     !fixed && field("Text", "text", asked.get("text") ?? "", "search"),
     !fixed && h("button", { type: "submit" }, "Show"),
@@ -47,22 +51,24 @@ function submit(event) {
   event.preventDefault();
   const given = Object.fromEntries(new FormData(/** @type {HTMLFormElement} */ (event.target)));
   const kind = given.text ? "search" : given.kind === "search" ? "random" : given.kind;
-  ask({ ...given, kind, start: null });
+  shows += 1;
+  ask({ ...given, kind, ...FIRST });
+  window.dispatchEvent(new Event("hashchange"));
 }
 
 /** @param {URLSearchParams} asked @param {string} kind */
 function results(asked, kind) {
   const query = new URLSearchParams({ kind });
-  for (const name of embedded() ? [] : ["source", "shard", "seed", "start", ...(kind === "search" ? ["text"] : [])]) {
+  for (const name of embedded() ? [] : ["source", "shard", "seed", ...(kind === "search" ? ["start", "skip", "text"] : [])]) {
     if (asked.get(name)) query.set(name, asked.get(name));
   }
-  const found = need(`api/samples?${query}`);
+  const found = need(`api/samples?${query}`, shows);
   if (!found.value) return waiting(found, "Rows");
   const { rows, read, shards, next, tokenizer } = found.value;
   return [
     h("p", { class: "dim" }, `${plural(rows.length, "row")} from ${count(read)} of ${plural(shards, "shard")}.`, read < shards && kind !== "random" && kind !== "search" ? " Their audits say that these are the shards to read." : "",
       tokenizer || !rows.length ? "" : " The target's tokenizer is not on this machine, so texts are shown as they were stored, without the loss mask of single tokens."),
-    rows.map((one) => row(one)),
-    next !== null && h("p", null, h("button", { type: "button", on: { click: () => ask({ start: next }) } }, `Search on from shard ${count(next + 1)}`)),
+    rows.map((one) => row(one, shows)),
+    next !== null && h("p", null, h("button", { type: "button", on: { click: () => ask(next) } }, `Search on in shard ${count(next.start + 1)}`)),
   ];
 }

@@ -4,11 +4,13 @@ import { h } from "./dom.js";
 import { badge, card, table, waiting } from "./bits.js";
 import { count, duration, moment, size, words } from "./format.js";
 import { address } from "./place.js";
-import { embedded, need } from "./source.js";
+import { embedded, known, need } from "./source.js";
 
 /** @param {any} app @param {string} name @returns {any[]} */
 export function shard(app, name) {
-  const found = need(`api/shard/${encodeURIComponent(name)}`, Math.floor(app.number / 8));
+  const path = `api/shard/${encodeURIComponent(name)}`;
+  // Of a shard that is done nothing changes but with its objects.
+  const found = need(path, known(path)?.state === "done" ? app.revision : `${app.revision} ${Math.floor(app.number / 8)}`);
   const one = found.value;
   const back = h("p", null, h("a", { href: address("shards") }, "← all shards"));
   if (!one) return [back, h("h1", null, `Shard ${name}`), waiting(found, "This shard")];

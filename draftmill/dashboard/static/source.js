@@ -18,6 +18,7 @@ export function embedded() {
  */
 const held = new Map();
 const ROOM = 60;
+const AGAIN_MS = 5000;
 /** @type {() => void} */
 let arrived = () => {};
 
@@ -43,34 +44,58 @@ export function need(path, stamp = "") {
   return found;
 }
 
+/** @param {string} path @returns {any} what was last told of a path, without asking */
+export function known(path) {
+  return held.get(path)?.value ?? null;
+}
+
 /** @param {string} path @param {string} stamp @param {Held} found */
 async function request(path, stamp, found) {
   found.busy = true;
   found.stamp = stamp;
   try {
     const answer = await fetch(path, { headers: { accept: "application/json" } });
-    const value = await answer.json();
+    const value = answer.headers.get("content-type")?.startsWith("application/json") ? await answer.json() : null;
     if (answer.ok) Object.assign(found, { value, error: null });
-    else found.error = value.error ?? `status ${answer.status}`;
+    else found.error = value?.error ?? `the dashboard answers with status ${answer.status}`;
   } catch (error) {
     found.error = "no connection to the dashboard";
   }
   found.busy = false;
+  // Whatever went wrong may pass: a view that is still shown asks again.
+  if (found.error) setTimeout(() => again(found), AGAIN_MS);
+  arrived();
+}
+
+/** @param {Held} found */
+function again(found) {
+  if (found.error && !found.busy) found.stamp = "\0";
   arrived();
 }
 
 /**
- * States as the server pushes them.
+ * States as the server pushes them, while the page can be seen: a browser has few connections to a server, and the
+ * streams of pages that nobody sees would take them all.
  * @param {(message: any) => void} told
  * @param {(connected: boolean) => void} connected
  */
 export function follow(told, connected) {
-  const stream = new EventSource("events");
-  stream.addEventListener("state", (event) => told(JSON.parse(event.data)));
-  stream.addEventListener("open", () => connected(true));
-  stream.addEventListener("error", () => {
-    connected(false);
-    // A server that answered with an error has closed the stream for good.
-    if (stream.readyState === EventSource.CLOSED) setTimeout(() => follow(told, connected), 3000);
-  });
+  /** @type {EventSource | null} */
+  let stream = null;
+  const close = () => { stream?.close(); stream = null; };
+  const open = () => {
+    if (stream || document.hidden) return;
+    const opened = new EventSource("events");
+    stream = opened;
+    opened.addEventListener("state", (event) => told(JSON.parse(event.data)));
+    opened.addEventListener("open", () => connected(true));
+    opened.addEventListener("error", () => {
+      if (stream !== opened) return;
+      connected(false);
+      // A server that answered with an error has closed the stream for good.
+      if (opened.readyState === EventSource.CLOSED) { close(); setTimeout(open, 3000); }
+    });
+  };
+  document.addEventListener("visibilitychange", () => (document.hidden ? close() : open()));
+  open();
 }
