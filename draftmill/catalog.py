@@ -9,14 +9,12 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, get_args
 
 from draftmill import layout
 from draftmill.layout import DRAFTER_FILES
 
-Kind = Literal[
-    "index",
-    "history",
+Object = Literal[
     "prompts",
     "completions",
     "rejected",
@@ -29,30 +27,10 @@ Kind = Literal[
     "drafter",
     "evaluation",
     "report",
-    "journal",
-    "progress",
-    "record",
-    "claim",
-    "probe",
-    "quarantine",
 ]
-# What a build is for; everything else in a store serves the building.
-OBJECTS: frozenset[Kind] = frozenset(
-    {
-        "prompts",
-        "completions",
-        "rejected",
-        "audit",
-        "audit_page",
-        "audit_set",
-        "failed_audit",
-        "hidden",
-        "pilot",
-        "drafter",
-        "evaluation",
-        "report",
-    }
-)
+"""What a build is for; everything else in a store serves the building."""
+Kind = Object | Literal["index", "history", "journal", "progress", "record", "claim", "probe", "quarantine"]
+OBJECTS: frozenset[Kind] = frozenset(get_args(Object))
 QUARANTINE = "quarantine/"
 
 

@@ -14,7 +14,7 @@ _REPLIES = {
     "overloaded": ("503 Service Unavailable", "SlowDown", "Please reduce your request rate."),
     "expired": ("400 Bad Request", "ExpiredToken", "The provided token has expired."),
 }
-_PIECE = 1 << 16
+_PIECE, _WATCHED_S = 1 << 16, 60
 # What a slow service lets through: bytes a second, and seconds before a connection is served.
 _SLOW_RATE, _SLOW_START_S = 400_000, 0.3
 
@@ -57,6 +57,19 @@ class Proxy:
             yield
         finally:
             self.mode = "pass"
+
+    def back_once_refused(self, times: int = 3) -> threading.Thread:
+        """Pass again as soon as an outage has turned somebody away so often; the thread that looks."""
+
+        def watch(before: int) -> None:
+            end = time.monotonic() + _WATCHED_S
+            while self.refused < before + times and time.monotonic() < end:
+                time.sleep(0.01)
+            self.mode = "pass"
+
+        thread = threading.Thread(target=watch, args=(self.refused,))
+        thread.start()
+        return thread
 
     def close(self) -> None:
         self._listener.close()

@@ -37,20 +37,6 @@ def store_through(proxy: Proxy, weed: Weed, wait_s: float = 60.0) -> S3Store:
     return S3Store(weed.url(f"outage-{secrets.token_hex(4)}"), settings)
 
 
-def until_refused(proxy: Proxy, then: Callable[[], None]) -> threading.Thread:
-    """Do something as soon as the outage has turned somebody away."""
-
-    def watch() -> None:
-        before, end = proxy.refused, time.monotonic() + 60
-        while proxy.refused < before + 3 and time.monotonic() < end:
-            time.sleep(0.01)
-        then()
-
-    thread = threading.Thread(target=watch)
-    thread.start()
-    return thread
-
-
 @pytest.mark.parametrize("mode", ["down", "overloaded", "expired"])
 def test_every_request_waits_until_the_store_is_back(proxy, weed, tmp_path, mode, capfd):
     store = store_through(proxy, weed)
@@ -72,7 +58,7 @@ def test_every_request_waits_until_the_store_is_back(proxy, weed, tmp_path, mode
     ]
     for request in requests:
         proxy.mode = mode
-        back = until_refused(proxy, lambda: setattr(proxy, "mode", "pass"))
+        back = proxy.back_once_refused()
         request()
         back.join()
     assert sorted(store.list()) == ["a", "c", *sorted(store.list("journal/"))]
@@ -87,7 +73,7 @@ def test_every_request_waits_until_the_store_is_back(proxy, weed, tmp_path, mode
 def test_a_store_that_is_down_at_the_start_is_waited_for(proxy, weed):
     proxy.mode = "down"
     store = store_through(proxy, weed)
-    back = until_refused(proxy, lambda: setattr(proxy, "mode", "pass"))
+    back = proxy.back_once_refused()
     assert store.list() == {}
     back.join()
 

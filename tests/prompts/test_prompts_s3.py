@@ -3,7 +3,6 @@
 import json
 import os
 import threading
-import time
 
 import boto3
 import pyarrow as pa
@@ -170,25 +169,11 @@ def test_a_broken_connection_is_read_on(bucket, monkeypatch):
     assert broken
 
 
-def soon(proxy, then):
-    """Do something once the shut door has turned somebody away a few times."""
-
-    def watch():
-        before, end = proxy.refused, time.monotonic() + 60
-        while proxy.refused < before + 2 and time.monotonic() < end:
-            time.sleep(0.01)
-        then()
-
-    thread = threading.Thread(target=watch)
-    thread.start()
-    return thread
-
-
 @pytest.mark.parametrize("mode", ["down", "overloaded", "expired"])
 def test_a_service_that_is_away_is_waited_for(build, bucket, proxy, mode, capfd):
     url = put(bucket, "a.jsonl", lines(50))
     proxy.mode = mode
-    back = soon(proxy, lambda: setattr(proxy, "mode", "pass"))
+    back = proxy.back_once_refused(2)
     index = build(url, s3=proxy.settings)
     back.join()
     assert index.counts.read == 50
@@ -205,7 +190,7 @@ def test_an_outage_in_the_middle_of_an_object_is_waited_for(bucket, proxy, mode,
     records = read(file)
     first = next(records)
     proxy.mode = mode
-    back = soon(proxy, lambda: setattr(proxy, "mode", "pass"))
+    back = proxy.back_once_refused(2)
     assert len([first, *records]) == 200
     back.join()
     assert proxy.refused >= 2
