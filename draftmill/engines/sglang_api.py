@@ -111,16 +111,6 @@ class FixedServer:
         return {"kind": "fixed", "url": self.url}
 
 
-def attach(reference: Mapping[str, Any]) -> ServerHandle:
-    """The handle that `ServerHandle.reference()` described, in any process of the host."""
-    if reference["kind"] == "fixed":
-        return FixedServer(str(reference["url"]))
-    from draftmill.engines import server
-
-    handle: ServerHandle = server.attach(reference)
-    return handle
-
-
 def body(request: Request, stop_ids: Sequence[int], rid: str) -> dict[str, Any]:
     """The JSON of one `/generate` request. `rid` names it for `/abort_request`.
 

@@ -21,8 +21,9 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from draftmill.config import Config, parse
-from draftmill.engines import sglang_api
+from draftmill.engines import server
 from draftmill.engines.open_files import raise_file_limit
+from draftmill.engines.sglang_api import FixedServer, ServerHandle
 from draftmill.errors import UserError, reason
 from draftmill.job import follow_builder
 from draftmill.stages.generate import Outputs
@@ -201,11 +202,17 @@ async def _run(config: Config, generate: str, path: Path) -> None:
         asking = await asyncio.to_thread(loader.reader.asking)
         # A writer that cannot warm up says so when it is needed.
         warming = asyncio.gather(asyncio.to_thread(loader.prepare), return_exceptions=True)
-        lane = Lane(config.generate, asking, loader.load, sglang_api.attach, loader.write)
+        lane = Lane(config.generate, asking, loader.load, _attach, loader.write)
         await Server(lane, config.generate.sglang.idle_seconds).serve(path)
         warming.cancel()
     finally:
         loader.close()
+
+
+def _attach(reference: Mapping[str, Any]) -> ServerHandle:
+    """The handle that `ServerHandle.reference()` described."""
+    fixed = reference["kind"] == "fixed"
+    return FixedServer(str(reference["url"])) if fixed else server.attach(reference)
 
 
 def _leave(work: Callable[[], int]) -> NoReturn:
