@@ -121,13 +121,11 @@ def test_a_visit_in_short_calls(rehearsal: Rehearsal) -> None:
     """The same command again and again, each call too short for everything."""
     calls = 0
     while True:
-        found = rehearsal.run("bench,kills,idle", "--resume", "--minutes", "1.5", "--least", "0.2", token_seconds=0.15)
+        found = rehearsal.run("kills,idle", "--resume", "--minutes", "1.5", "--least", "0.2", token_seconds=0.15)
         calls += 1
         assert found["figures"]["at_the_end"]["verdict"] == "free"
         if found["status"] != 3:
             break
         assert calls < 12, found["said"]
     assert calls > 1
-    steps = steps_of({**found, "steps": [step for step in found["steps"] if step["step"] != "ratio"]})
-    kills_are_right(steps)
-    assert len(steps["build"]["shards"]) >= 4
+    kills_are_right(steps_of(found))
