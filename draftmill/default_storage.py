@@ -67,7 +67,7 @@ def _options(config: Config) -> dict[str, Any]:
         "region": s3.region,
         "path_style": s3.path_style,
         "checksum": s3.checksum,
-        "part_bytes": s3.part_bytes,
+        "multipart_threshold": s3.multipart_threshold,
         "retries": s3.retries,
         "wait_s": s3.wait_s,
         # Jobs publish their outputs themselves.

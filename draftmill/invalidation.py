@@ -55,7 +55,6 @@ SITUATIONS: Mapping[str, Mapping[str, Any]] = {
 # Values that no plain one can stand for.
 _VALUES: Mapping[str, Any] = {
     "target.model": "org/other",
-    "s3.part_bytes": 16 << 20,
     "target.revision": "b" * 40,
     "target.context_length": 256,
     "hidden.taps": [1, 3],

@@ -137,7 +137,7 @@ class StorageObject(S3Object):  # type: ignore[misc]
         """What stands in the storage for the file, sent if it was not there; None if another run has stored others."""
         digest, planned = sha256_file(path), self._name in self.provider.own
         # A large file is not sent only to learn that it was too late, nor one that its job has sent.
-        look = self.provider.settings.look_first or path.stat().st_size > self.provider.settings.part_bytes
+        look = self.provider.settings.look_first or path.stat().st_size > self.provider.settings.multipart_threshold
         there = self._head() if look else None
         if there is not None and _digest(there) == digest:
             return _stored(there)

@@ -98,8 +98,8 @@ class StorageProvider(S3Provider):  # type: ignore[misc]
 
     def uploader(self, bucket: str) -> Uploader:
         """Uploads with digests."""
-        checksums, part_bytes = self.settings.checksum == "when_supported", self.settings.part_bytes
-        return Uploader(lambda: self.client, bucket, self.patience, checksums, part_bytes)
+        checksums, multipart_threshold = self.settings.checksum == "when_supported", self.settings.multipart_threshold
+        return Uploader(lambda: self.client, bucket, self.patience, checksums, multipart_threshold)
 
     def folder(self, bucket: str, key: str) -> str:
         """The prefix that is listed to learn of a key, with its slash: the configured one, or the key's folder."""

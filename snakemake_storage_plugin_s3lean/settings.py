@@ -23,9 +23,9 @@ class StorageProviderSettings(S3Settings):  # type: ignore[misc]
         default="when_supported",
         metadata={"help": "Checksums beside the data: when_supported, or when_required for storages without them"},
     )
-    part_bytes: int = field(
+    multipart_threshold: int = field(
         default=PART_BYTES,
-        metadata={"help": "Bytes from which a file is sent in parts, and of a part", "type": int},
+        metadata={"help": "Bytes above which a file is sent in parts", "type": int},
     )
     wait_s: float = field(
         default=900.0,

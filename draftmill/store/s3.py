@@ -195,7 +195,7 @@ class S3Store:
         """Publish a finished file unless there is such an object; False if there is one with other bytes."""
         digest = sha256_file(path)
         # A large file is not sent only to learn that it was too late.
-        found = self.info(key) if path.stat().st_size > self.settings.part_bytes else None
+        found = self.info(key) if path.stat().st_size > self.settings.multipart_threshold else None
         if found is None:
             with self._explained():
                 if self._uploader.upload(self.prefix + key, path, {SHA256: digest}, only_new=True):
@@ -243,8 +243,8 @@ class S3Store:
 
     @property
     def _uploader(self) -> Uploader:
-        checksums, part_bytes = self.settings.checksum == "when_supported", self.settings.part_bytes
-        return Uploader(lambda: self.client, self.bucket, self._patience, checksums, part_bytes)
+        checksums, multipart_threshold = self.settings.checksum == "when_supported", self.settings.multipart_threshold
+        return Uploader(lambda: self.client, self.bucket, self._patience, checksums, multipart_threshold)
 
     def _at(self, key: str) -> dict[str, str]:
         return {"Bucket": self.bucket, "Key": self.prefix + key}

@@ -24,7 +24,7 @@ from draftmill.store.patience import Patience, brief, code_of, status_of
 T = TypeVar("T")
 SHA256 = "sha256"
 PART_BYTES = 8 << 20
-"""The usual size of a part, and of the largest file that is sent whole."""
+"""The usual size of a part (S3 takes none below 5 MiB but the last), and of the largest file that is sent whole."""
 # S3 takes 10,000 parts; a margin, because a file's size is divided by it.
 _MOST_PARTS = 9_000
 THREADS = 10
@@ -76,7 +76,7 @@ class Uploader:
     bucket: str
     patience: Patience
     checksums: bool = True
-    part_bytes: int = PART_BYTES
+    multipart_threshold: int = PART_BYTES
 
     def put(self, key: str, data: bytes, metadata: dict[str, str], **condition: str) -> Stored | None:
         """One request, with IfNoneMatch="*" or IfMatch=etag if it is conditional. None if the condition failed."""
@@ -91,7 +91,7 @@ class Uploader:
     def upload(self, key: str, path: Path, metadata: dict[str, str], *, only_new: bool) -> Stored | None:
         """A file, in parts if it is large. None if the object exists and only a new one was wanted."""
         size = path.stat().st_size
-        if size <= self.part_bytes:
+        if size <= self.multipart_threshold:
             return self.put(key, path.read_bytes(), metadata, **_condition(only_new))
         condition = _condition(only_new)
         sent = self._unless_lost(
@@ -148,7 +148,7 @@ class Uploader:
             raise
 
     def _parts(self, where: dict[str, str], path: Path, size: int) -> list[dict[str, Any]]:
-        length, nap = max(self.part_bytes, -(-size // _MOST_PARTS)), Nap()
+        length, nap = max(PART_BYTES, -(-size // _MOST_PARTS)), Nap()
         # Ctrl-C reaches only the main thread; without it the others would wait for the store as long as they may.
         patience = replace(self.patience, sleep=nap)
 

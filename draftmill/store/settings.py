@@ -24,10 +24,10 @@ class S3Settings(BaseModel):
         "when_supported",
         description="when_required: send no checksums beside the data, for stores that do not know them.",
     )
-    part_bytes: int = Field(
+    multipart_threshold: int = Field(
         8 << 20,
-        ge=64 << 10,
-        description="Bytes from which a file is sent in parts, and of a part; AWS takes 5 MiB at least.",
+        ge=0,
+        description="Bytes above which a file is sent in parts, of 8 MiB or more, which can be repeated alone.",
     )
     retries: int = Field(5, ge=1, description="Tries of one request, within seconds, before the store counts as away.")
     wait_s: float = Field(

@@ -83,6 +83,14 @@ def test_a_listing_goes_on_behind_a_page_and_knows_its_prefix(s3_store):
     assert len(s3_store.list("many")) == 1002
 
 
+def test_a_file_above_the_threshold_goes_in_parts_however_small_it_is(s3_store, tmp_path):
+    store = S3Store(s3_store.url, S3Settings(endpoint_url=s3_store.settings.endpoint_url, multipart_threshold=9))
+    for name, size in (("nine", 9), ("ten", 10)):
+        (tmp_path / name).write_bytes(b"x" * size)
+        assert store.offer(name, tmp_path / name)
+    assert ["-" in store.list()[name].etag for name in ("nine", "ten")] == [False, True]
+
+
 @pytest.mark.parametrize("size", [10, LARGE], ids=["one request", "parts"])
 def test_of_several_that_offer_an_object_at_once_one_wins(s3_store, tmp_path, size, monkeypatch):
     count, wins = 4, []
