@@ -23,6 +23,8 @@ WAIT_S = 500.0
 @pytest.mark.slow
 def test_a_real_build_is_followed_from_its_store_under_snakemakes_own_loggers(tmp_path: Path) -> None:
     project = Project(tmp_path / "project", prompts=40)
+    # Long enough for a look at it while it is at work.
+    project.configure(train={"epochs": 20})
     seen: list[State] = []
     reader = Reader(LocalStore(project.folder / "build"))
     loggers = ("--logger", "rich", "snkmt", "--logger-snkmt-db", str(tmp_path / "snkmt.db"))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
@@ -22,13 +23,14 @@ def dead() -> Holder:
     return replace(myself(), start=myself().start + 1)
 
 
-CASES = {
-    "a living process of this host": (claim("other", myself()), True),
-    "one of this run": (claim("mine", myself()), False),
-    "a dead process of this host": (claim("other", dead(), time.time() + 9999), False),
-    "another host": (claim("other", ELSEWHERE, time.time()), True),
-    "another host long ago": (claim("other", ELSEWHERE, time.time() - SKEW_S - 1), False),
-    "no claim": (b"?", False),
+# The claim as it is when the test runs, and whether it shows another build at work.
+CASES: dict[str, tuple[Callable[[], bytes], bool]] = {
+    "a living process of this host": (lambda: claim("other", myself()), True),
+    "one of this run": (lambda: claim("mine", myself()), False),
+    "a dead process of this host": (lambda: claim("other", dead(), time.time() + 9999), False),
+    "another host": (lambda: claim("other", ELSEWHERE, time.time()), True),
+    "another host long ago": (lambda: claim("other", ELSEWHERE, time.time() - SKEW_S - 1), False),
+    "no claim": (lambda: b"?", False),
 }
 
 
@@ -36,7 +38,7 @@ CASES = {
 @pytest.mark.parametrize("stage", ["generate", "extract", "train"])
 def test_who_is_at_work(tmp_path, stage, data, found):
     store = LocalStore(tmp_path)
-    store.put(f"claims/{stage}/a.json", data)
+    store.put(f"claims/{stage}/a.json", data())
     assert others_at_work(store, store.list("claims/"), "mine") is found
 
 
