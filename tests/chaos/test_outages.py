@@ -37,6 +37,7 @@ def store_through(proxy: Proxy, weed: Weed, wait_s: float = 60.0) -> S3Store:
     return S3Store(weed.url(f"outage-{secrets.token_hex(4)}"), settings)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", ["down", "overloaded", "expired"])
 def test_every_request_waits_until_the_store_is_back(proxy, weed, tmp_path, mode, capfd):
     store = store_through(proxy, weed)

@@ -132,6 +132,7 @@ def test_only_so_many_prompts_are_decoded(run, make_drafter):
     assert run(make_drafter(), config=EvaluateConfig(max_prompts=2, max_new_tokens=4, bootstrap=5))["prompts"] == 2
 
 
+@pytest.mark.slow
 def test_another_text_is_refused_unless_it_is_a_near_tie(run, make_drafter, monkeypatch):
     def with_gap(gap):
         def other(*arguments):
@@ -158,6 +159,7 @@ def test_differences_are_found_where_they_begin():
     assert first_difference([1, 2], [1, 2, 3]) == 2
 
 
+@pytest.mark.slow
 def test_training_on_the_targets_own_answers_raises_acceptance(
     run, make_drafter, make_shape, target, prompts, tmp_path
 ):

@@ -40,6 +40,7 @@ def run(config: Path, *arguments: str) -> "subprocess.CompletedProcess[str]":
     return subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
 
 
+@pytest.mark.slow
 def test_exit_statuses(host: Host, config: Path) -> None:
     assert run(config, "gate").returncode == 0
     host.set(1, used=58 * GIB)

@@ -64,6 +64,7 @@ def test_memory_of_an_old_driver_counts_the_reserve(host: Host) -> None:
     assert (memory.version, memory.reserved, memory.used) == (1, None, 615 * MIB)
 
 
+@pytest.mark.slow
 def test_a_hang_in_any_call_ends_at_the_deadline(host: Host, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pending = {}
     for call in CALLS:

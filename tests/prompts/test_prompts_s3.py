@@ -218,6 +218,7 @@ def test_when_patience_ends_it_is_no_mistake(build, bucket, proxy, mode, kind, w
         assert "\n" not in str(caught.value)
 
 
+@pytest.mark.slow
 def test_a_service_that_is_down_at_the_start_and_comes_back(build, tmp_path, monkeypatch):
     """SeaweedFS itself: nobody listens when the sources are looked for."""
     with Weed(tmp_path / "weed") as weed:

@@ -248,6 +248,7 @@ def test_a_folder_is_stored_seen_and_retrieved(make, s3_store):
     assert s3_store.list() == {}
 
 
+@pytest.mark.slow
 def test_a_storage_that_is_away_is_waited_for_and_then_given_up(make, s3_store, said):
     provider = make(endpoint_url="http://127.0.0.1:9", wait_s=4.0, retries=1)
     thing = provider.object(f"{s3_store.url}/a")

@@ -5,6 +5,8 @@ import signal
 import subprocess
 import sys
 
+import pytest
+
 from draftmill.gpu import processes
 
 PUT = (
@@ -25,6 +27,7 @@ def services(folder: str) -> list[int]:
     ]
 
 
+@pytest.mark.slow
 def test_a_command_has_the_service_by_the_usual_variables_and_its_status_is_ours(tmp_path):
     served = serve(str(tmp_path / "s3"), "--port", "0", "--", sys.executable, "-c", PUT)
     out, error = served.communicate(timeout=120)
@@ -34,6 +37,7 @@ def test_a_command_has_the_service_by_the_usual_variables_and_its_status_is_ours
     assert services(str(tmp_path)) == []
 
 
+@pytest.mark.slow
 def test_the_service_ends_with_a_process_that_is_killed(tmp_path):
     served = serve(str(tmp_path / "s3"), "--port", "0", start_new_session=True)
     assert served.stdout is not None
@@ -44,6 +48,7 @@ def test_the_service_ends_with_a_process_that_is_killed(tmp_path):
     assert processes.wait_until(lambda: services(str(tmp_path)) == [], 30)
 
 
+@pytest.mark.slow
 def test_it_serves_until_it_is_told_to_end(tmp_path):
     served = serve(str(tmp_path / "s3"), "--port", "0", start_new_session=True)
     assert served.stdout is not None

@@ -3,6 +3,7 @@
 import os
 import threading
 import time
+from dataclasses import replace
 
 import pytest
 from botocore.exceptions import ClientError
@@ -74,6 +75,7 @@ def test_a_large_file_goes_in_parts_and_comes_back(s3_store, tmp_path):
     assert s3_store.info("large").sha256 == s3_module.sha256_file(tmp_path / "file")
 
 
+@pytest.mark.slow
 def test_a_listing_goes_on_behind_a_page_and_knows_its_prefix(s3_store):
     client = s3_store.client
     for number in range(1001):
@@ -156,7 +158,8 @@ def refused(status: int, code: str) -> ClientError:
 
 @pytest.mark.parametrize("fails", [2, 99])
 def test_a_conflict_ends_in_a_stored_object_or_an_error(s3_store, monkeypatch, tmp_path, fails):
-    monkeypatch.setattr("draftmill.store.patience.time.sleep", lambda seconds: None)
+    naps = []
+    monkeypatch.setattr(s3_store, "_patience", replace(s3_store._patience, sleep=naps.append))
     put, calls = s3_store.client.put_object, []
     (tmp_path / "file").write_bytes(b"1")
 
@@ -176,6 +179,8 @@ def test_a_conflict_ends_in_a_stored_object_or_an_error(s3_store, monkeypatch, t
         with pytest.raises(UserError, match="409 ConditionalRequestConflict"):
             send()
         assert len(calls) == 5
+    assert naps
+    assert all(seconds > 0 for seconds in naps)
 
 
 def test_nothing_is_replaced_where_a_store_says_404_instead_of_412(s3_store, monkeypatch):
@@ -239,6 +244,7 @@ def test_an_upload_that_another_build_swept_is_sent_again_or_lost(s3_store, tmp_
     assert s3_store.remove_unfinished(-60) == []
 
 
+@pytest.mark.slow
 def test_an_object_survives_a_kill_of_the_service(tmp_path, monkeypatch):
     from tests.s3.weed import Weed
 
@@ -283,6 +289,7 @@ def test_no_credentials(s3_environment, monkeypatch):
         s3_module._client.cache_clear()
 
 
+@pytest.mark.slow
 def test_nobody_at_the_endpoint(s3_environment, capsys):
     store = S3Store("s3://bucket/a", S3Settings(endpoint_url="http://127.0.0.1:9", wait_s=4.0, retries=1))
     with pytest.raises(StoreAwayError, match=r"does not answer at http://127.0.0.1:9 .*check s3.endpoint_url"):

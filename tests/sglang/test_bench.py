@@ -58,6 +58,7 @@ def test_the_server_that_was_named_is_the_one_that_is_looked_at(place, tmp_path)
         bench_generate.run(place.config, place.index, place.store, "identity", url=other.url, **how)
 
 
+@pytest.mark.slow
 def test_a_server_at_a_url_is_measured(place, tmp_path, target):
     server = OwnServer(
         tmp_path / "record", "--model", str(target), "--vocabulary", "1000000", "--token-seconds", "0.001"

@@ -192,6 +192,7 @@ class Waiting(asyncio.Event):
         return await super().wait()
 
 
+@pytest.mark.slow
 def test_between_two_jobs_every_place_stays_taken(tmp_path):
     """Counts, not times: whenever the sender rests while no job is there, as many rows as the server takes are in flight."""
     server = OwnServer(tmp_path / "record", "--row-seconds", "0.25", "--row-tokens", "16")
@@ -408,6 +409,7 @@ def test_a_server_whose_tokens_stand_still_is_restarted(tmp_path, metrics):
     assert "decoded no token" in hung.reasons[0] or "canary" in hung.reasons[0]
 
 
+@pytest.mark.slow
 def test_slow_rows_are_no_standstill_as_long_as_tokens_move(tmp_path):
     slow = OwnServer(tmp_path / "record", "--token-seconds", "0.05")
     here = Site(tmp_path, slow, rows=4, max_new_tokens=64, sglang={"stall_seconds": 1.5})

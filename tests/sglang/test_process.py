@@ -141,6 +141,7 @@ def works(tmp_path, target):
         server.end()
 
 
+@pytest.mark.slow
 def test_shards_are_done_one_after_another_through_one_lane_that_ends_when_idle(works, tmp_path):
     here = works(12, 0.001)
     here.build()
@@ -156,6 +157,7 @@ def test_shards_are_done_one_after_another_through_one_lane_that_ends_when_idle(
     assert beat["tokens_1m"] > 0
 
 
+@pytest.mark.slow
 def test_sigterm_of_the_lane_flushes_first(works, tmp_path):
     here = works(24, 0.004, idle_seconds=60.0)
     job = here.job("0" * 12)
@@ -244,6 +246,7 @@ def test_neither_a_job_nor_the_lane_loads_the_libraries_of_models():
     assert done.stdout.strip() == "set()"
 
 
+@pytest.mark.slow
 def test_a_helper_that_was_killed_is_started_again(works, tmp_path, monkeypatch):
     here = works(4, 0.001)
     monkeypatch.chdir(tmp_path)
@@ -268,6 +271,7 @@ def test_a_helper_that_was_killed_is_started_again(works, tmp_path, monkeypatch)
         helper.read("0" * 12, False)
 
 
+@pytest.mark.slow
 def test_a_lane_that_cannot_start_is_said_in_a_sentence(works, tmp_path):
     here = works(4, 0.001)
     (tmp_path / "config.json").write_text(

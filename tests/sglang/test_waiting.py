@@ -119,6 +119,7 @@ def test_two_never_write_one_journal_although_a_job_is_gone(tmp_path, server):
     assert set(generated(server.record).values()) == {1}
 
 
+@pytest.mark.slow
 def test_a_full_disk_is_said_as_such(tmp_path, server):
     here = Site(tmp_path, server, rows=30, flush_rows=1)
 
@@ -306,6 +307,7 @@ def test_where_a_cluster_runs_the_jobs_no_lane_begins_another_host_s_shards(monk
 # Open files -------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_lane_may_have_more_rows_in_flight_than_the_soft_limit_of_open_files(tmp_path, target):
     few, hard = 64, resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     server = OwnServer(tmp_path / "record", "--row-seconds", "2", "--row-tokens", "16", "--vocabulary", "1000000")
