@@ -227,8 +227,8 @@ def kill_lane(here):
     ],
 )
 def test_kills_leave_every_prompt_exactly_once(works, tmp_path, victim, rows_a_kill):
-    # Enough that the shards are not done before all kills; a lane answers for up to two seconds between two.
-    here = works(10 + (20 if victim is kill_lane else 10) * KILLS, 0.006, idle_seconds=60.0)
+    # Enough that the shards are not done before all kills: a lane answers for up to two seconds between two.
+    here = works(10 + 20 * KILLS, 0.006, idle_seconds=60.0)
     done = here.build(victim(here), KILLS, random.Random(f"{victim.__name__} {KILLS}"))
     here.whole(swept=victim is not kill_job)
     counts = generated(tmp_path / "record")
