@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from draftmill import __version__, build_claims, layout, outcomes
+from draftmill.catalog import job_name
 from draftmill.config import Config, parse
 from draftmill.errors import UserError
 from draftmill.gpu import gate, processes
@@ -216,8 +217,7 @@ def tell_refusal(place: Mapping[str, Any], stage: str, subject: str, refused: ga
 
     `place` has the `store`, its `s3` settings and the fingerprints `fp`; `subject` is a shard, a window or nothing.
     """
-    fp = place["fp"][stage]
-    name = {"train": f"{fp}-{subject}", "evaluate": fp}.get(stage, f"{subject}-{fp}")
+    name = job_name(stage, "" if stage == "evaluate" else subject, place["fp"][stage])
     store = without_waiting(open_store(place["store"], S3Settings(**place["s3"])))
     facts = _said_of_gpus(refused.verdict, [gpu.uuid for gpu in refused.verdict.gpus])
     Heartbeat(store, layout.progress(stage, name), stage=stage, name=name, total=0).fail(str(refused), facts)

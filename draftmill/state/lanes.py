@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from draftmill.catalog import parts
 from draftmill.state.documents import Beat, Claim
 from draftmill.state.jobs import beat_state, heard_at, is_held, skew
 from draftmill.state.read import Snapshot
@@ -36,12 +37,6 @@ class Segment:
     start: float
     end: float
     state: LaneState
-
-
-def subject_of(stage: str, name: str) -> str:
-    """The shard or window in a job's name, or nothing."""
-    first, _, second = name.partition("-")
-    return {"train": second, "evaluate": "", "report": "", "audit_set": ""}.get(stage, first)
 
 
 def lanes(snapshot: Snapshot, now: float) -> tuple[Lane, ...]:
@@ -93,7 +88,7 @@ def _lane(
         state=state,
         stage=stage,
         name=name,
-        subject=subject_of(stage, name),
+        subject=parts(stage, name).part,
         unit=beat.unit,
         done=beat.done,
         total=beat.total,
@@ -116,6 +111,6 @@ def segments(snapshot: Snapshot, since: float, now: float) -> tuple[Segment, ...
         state = _state(beat, heard, snapshot.claims.get((stage, name)), now)
         start = min(beat.started - skew(beat, heard), heard)
         end = now if state == beat.state == "running" else heard
-        subject = subject_of(stage, name)
+        subject = parts(stage, name).part
         found += [Segment(lane, gpu, beat.host, stage, name, subject, start, end, state) for lane, gpu in _places(beat)]
     return tuple(sorted(found, key=lambda one: (one.start, one.lane, one.name)))
