@@ -37,7 +37,7 @@ def claims_of(store: Store, run: str) -> Claims:
 
 def sweep(store: Store, keys: list[str], run: str | None = None) -> list[str]:
     """Remove claims that bind nobody, and with `run` those that this ended build holds; returns what was removed."""
-    return claims.sweep(store, [key for key in keys if key.startswith(claims.PREFIX)], run, alive, time.time())
+    return claims_of(store, run or "sweep").sweep([key for key in keys if key.startswith(claims.PREFIX)], run)
 
 
 def others_at_work(store: Store, keys: Iterable[str], run: str) -> bool:

@@ -6,15 +6,14 @@ set it from a Snakefile, so one attribute of its registry is set and the outcome
 
 from __future__ import annotations
 
-import errno
 import logging
-from collections.abc import Callable, Mapping
-from dataclasses import fields
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields
 from typing import Any, TypeVar
 
 from draftmill import outcomes
 from draftmill.config import Config
-from draftmill.errors import Kind, UserError
+from draftmill.errors import UserError
 from draftmill.store.base import ObjectInfo
 from draftmill.store.patience import Patience, brief, trouble
 from draftmill.store.s3 import split
@@ -32,18 +31,29 @@ class TellingPatience(Patience):
         try:
             return super().__call__(request)
         except Exception as error:
-            full = isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
-            kind: Kind | None = "full" if full else trouble(error)
-            if kind is not None:
-                outcomes.note(kind, f"{self.store}: {brief(error)}.")
+            away = trouble(error)
+            kind, sentence = (away, f"{self.store}: {brief(error)}.") if away else outcomes.verdict(error)
+            if sentence is not None:
+                outcomes.note(kind, sentence)
             raise
 
 
-def attach(workflow: Any, config: Config, listing: Mapping[str, ObjectInfo]) -> None:
-    """Let every path of the rules that is not `local()` mean an object of the store.
+@dataclass(frozen=True)
+class Seen:
+    """What a plan knows of the store.
 
-    `listing` is what a plan has listed, so that the provider need not list again; a job's is empty, and enough for it.
+    `listing` is what it has listed, so that the provider need not list again; a job's is empty, and enough for it.
+    `parts` are listed outputs that lack others of their job. Somebody may be at it: their job removes them, and not
+    Snakemake, if they are to be made again. `temporary` are outputs that Snakemake removes.
     """
+
+    listing: Mapping[str, ObjectInfo]
+    parts: Sequence[str] = ()
+    temporary: Sequence[str] = ()
+
+
+def attach(workflow: Any, config: Config, seen: Seen) -> None:
+    """Let every path of the rules that is not `local()` mean an object of the store."""
     # One request at a time is logged in full otherwise.
     logging.getLogger("botocore").setLevel(logging.WARNING)
     settings, registry = workflow.storage_settings, workflow.storage_registry
@@ -57,7 +67,7 @@ def attach(workflow: Any, config: Config, listing: Mapping[str, ObjectInfo]) -> 
         )
     provider.patience = TellingPatience(**{one.name: getattr(provider.patience, one.name) for one in fields(Patience)})
     provider.alone = lambda: workflow.is_main_process and workflow.local_exec
-    _hand_over(provider, config.store, listing)
+    _hand_over(provider, config.store, seen)
 
 
 def _options(config: Config) -> dict[str, Any]:
@@ -76,7 +86,9 @@ def _options(config: Config) -> dict[str, Any]:
     }
 
 
-def _hand_over(provider: Any, url: str, listing: Mapping[str, ObjectInfo]) -> None:
+def _hand_over(provider: Any, url: str, seen: Seen) -> None:
     bucket, prefix = split(url)
-    entries = ((prefix + info.key, Stored(info.size, info.modified)) for info in listing.values())
+    entries = ((prefix + info.key, Stored(info.size, info.modified)) for info in seen.listing.values())
     provider.take(bucket, prefix, entries)
+    provider.own -= {(bucket, prefix + key) for key in seen.parts}
+    provider.temporary = frozenset((bucket, prefix + key) for key in seen.temporary)

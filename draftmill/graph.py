@@ -183,6 +183,13 @@ class Graph:
         """Whether something that a job makes is absent."""
         return not self.present.issuperset(self.outputs(stage, name))
 
+    def parts(self) -> Keys:
+        """Present outputs of jobs that lack others: a kill has left them, or another build is at the job."""
+        jobs = [(stage, shard) for stage in ("generate", "audit") for shard in self.shards]
+        jobs += [("train", str(window)) for window in range(len(self.windows))]
+        wanted = [job for job in jobs if self.wanted(*job)]
+        return [key for job in wanted for key in self.outputs(*job) if key in self.present]
+
     def inputs(self, stage: str, name: str) -> dict[str, Keys]:
         """What a job reads, and under `after` what it only waits for; nothing for a job whose outputs are there."""
         if not self.wanted(stage, name):
@@ -270,6 +277,10 @@ class Graph:
             "train": [self.drafter(window, "train.json") for window in range(len(self.windows))],
             "evaluation": [self.evaluation()],
         }
+
+    def temporary_states(self) -> Keys:
+        """Hidden states that a build removes when everything that reads them is done."""
+        return [] if self.config.hidden.policy == "keep" else [self.hidden(shard) for shard in self.train]
 
     def spent_states(self) -> Keys:
         """Under policy window, present states that no job will read: those of trained windows, unless the pilot does."""

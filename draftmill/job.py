@@ -140,15 +140,15 @@ class Job:
         """Hold the job's claim inside; False when another build has made the outputs, which are then taken from it."""
         outputs = self._objects(dict(self._snakemake.output.items()))
         if self.stage not in build_claims.STAGES or not outputs:
+            # Whether or not, what an earlier try has left must go.
+            if outputs:
+                self.place.finished(outputs)
             yield True
             return
         claims, claim = build_claims.claims_of(self.store, self.work.run), layout.claim(self.stage, self.name)
         self._rival = claims.rival(claim)
 
-        def finished() -> bool:
-            return all(self.store.info(key) is not None for key in outputs)
-
-        with claims.claimed(claim, finished) as todo:
+        with claims.claimed(claim, lambda: self.place.finished(outputs)) as todo:
             taken = not todo and self.place.take(outputs)
             if taken:
                 print("Another build has finished this job: its outputs are taken.", flush=True)

@@ -6,6 +6,8 @@ no job looks at them again; so a build looks when it starts and when it has succ
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from draftmill import build_claims, layout
 from draftmill.graph import Graph
 from draftmill.store.base import Store
@@ -16,23 +18,31 @@ _JOURNAL, _CLAIMS = "journal/", "claims/"
 def at_start(store: Store, graph: Graph, older_than_s: float, run: str) -> None:
     """Remove what killed builds have left, and states that an interrupted build did not get to remove.
 
-    The states stay while another build is at work: it may have extracted them for a training of its own.
+    `graph` has seen the store as it is now; unfinished files and uploads go if they are older than that or if nobody
+    needs them any more.
     """
-    spent = graph.spent_states()
+    _remove_states(store, graph.spent_states(), run)
+    _clear(store, graph, older_than_s)
+
+
+def at_end(store: Store, graph: Graph, older_than_s: float, run: str, planned: Graph) -> None:
+    """The same when the build `run`, which was `planned` so, has succeeded; its claims go too.
+
+    Of the states those go that its start left alone: who seemed at work then may be known dead now. What was asked of
+    Snakemake says nothing: a call for some targets succeeds while other jobs are unfinished.
+    """
+    _remove_states(store, [key for key in planned.spent_states() if key in graph.present], run)
+    _clear(store, graph, older_than_s, run)
+
+
+def _remove_states(store: Store, spent: Sequence[str], run: str) -> None:
+    """Remove spent states, unless another build is at work: it may have extracted them for a training of its own."""
     if spent and not build_claims.others_at_work(store, store.list(_CLAIMS), run):
         for key in spent:
             store.delete(key)
-    clear(store, graph, older_than_s)
 
 
-def clear(store: Store, graph: Graph, older_than_s: float, run: str | None = None) -> None:
-    """Remove journals of jobs whose outputs are in the store, claims of the dead, and unfinished files and uploads.
-
-    `graph` has seen the store as it is now. Claims of `run`, which is over, go too; unfinished files and uploads if they
-    are older than that or if nobody needs them any more.
-
-    What was asked of Snakemake says nothing: a call for some targets succeeds while other jobs are unfinished.
-    """
+def _clear(store: Store, graph: Graph, older_than_s: float, run: str | None = None) -> None:
     folders = _spent(graph)
     store.remove_unfinished(older_than_s, done=folders)
     for key in store.list(_JOURNAL):

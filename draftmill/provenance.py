@@ -59,7 +59,8 @@ def _of_parquet(store: Store, key: str, size: int) -> dict[str, Any]:
 
 
 def _of_safetensors(store: Store, key: str, size: int) -> dict[str, Any]:
-    length = int.from_bytes(store.part(key, 0, 8), "little")
+    # Of an empty object S3 gives no part at all.
+    length = int.from_bytes(store.part(key, 0, 8), "little") if size > 8 else 0
     if not 0 < length <= size:
         raise ValueError("it has no header")
     header = json.loads(store.part(key, 8, 8 + length))

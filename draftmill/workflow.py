@@ -77,9 +77,11 @@ class Build:
     def attach(self, workflow: Any) -> None:
         """Make the bucket Snakemake's place for every path of the rules, if the store is one."""
         if is_s3(self.config.store):
-            from draftmill.default_storage import attach
+            from draftmill.default_storage import Seen, attach
 
-            attach(workflow, self.config, self.listing)
+            # A job removes nothing, and has listed nothing.
+            parts = self.graph.parts() if self.listing else ()
+            attach(workflow, self.config, Seen(self.listing, parts, self.graph.temporary_states()))
 
     def sentinel(self, stage: str, name: str) -> str | None:
         """The sentinel of a GPU job while the job is wanted; a path of this run, so that no dead run's counts."""
@@ -122,7 +124,7 @@ class Build:
         """Remove what kills have left behind in a build that has succeeded in the end."""
         with suppress(UserError, OSError):  # the next build's start does the same
             made = replace(self.graph, present=frozenset(list_objects(self.store)))
-            leftovers.clear(self.store, made, _UNFINISHED_AGE_S, self.run_id)
+            leftovers.at_end(self.store, made, _UNFINISHED_AGE_S, self.run_id, self.graph)
 
 
 def current_index(config: Config, store: Store, *, write: bool) -> Index:

@@ -131,13 +131,18 @@ class StorageObject(S3Object):  # type: ignore[misc]
         if path.is_dir():
             return self._store_folder(path)
         self.provider.known[self._name] = self._store(path) or self._lose()
-        self.provider.own.add(self._name)
+        # Snakemake removes a failed job's outputs, and one whose next output cannot be stored has failed. What its job has
+        # published stays, for the next try and for other runs.
+        if not self.provider.settings.look_first or self._name in self.provider.temporary:
+            self.provider.own.add(self._name)
 
     def _store(self, path: Path) -> Stored | None:
         """What stands in the storage for the file, sent if it was not there; None if another run has stored others."""
-        digest, planned = sha256_file(path), self._name in self.provider.own
+        digest, settings = sha256_file(path), self.provider.settings
+        # Jobs that publish by themselves have settled among runs what stands there.
+        planned = self._name in self.provider.own and not settings.look_first
         # A large file is not sent only to learn that it was too late, nor one that its job has sent.
-        look = self.provider.settings.look_first or path.stat().st_size > self.provider.settings.multipart_threshold
+        look = settings.look_first or path.stat().st_size > settings.multipart_threshold
         there = self._head() if look else None
         if there is not None and _digest(there) == digest:
             return _stored(there)

@@ -32,6 +32,8 @@ class StorageProvider(S3Provider):  # type: ignore[misc]
         self.known: dict[tuple[str, str], Stored] = {}
         # What was there when the run was planned, or was stored by it: it may be replaced and removed.
         self.own: set[tuple[str, str]] = set()
+        # Where jobs publish by themselves, what they have stored is nobody's to remove but this.
+        self.temporary: frozenset[tuple[str, str]] = frozenset()
         # Names below which objects are known.
         self.folders: set[tuple[str, str]] = set()
         # (bucket, prefix) whose objects of the time of planning are all in `known`.

@@ -84,6 +84,7 @@ def sentinel(
     import json
     import os
 
+    from draftmill import outcomes
     from draftmill.gpu import gate
     from draftmill.gpu.policy import GatePolicy
     from draftmill.job import RUN_VARIABLE, follow_builder, tell_refusal
@@ -101,6 +102,7 @@ def sentinel(
             shard=shard,
         )
     except gate.GateRefused as refused:
+        outcomes.note(refused.kind, str(refused))
         if tell is not None:
             tell_refusal(json.loads(tell), stage, shard, refused)
         raise

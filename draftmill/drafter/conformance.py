@@ -31,7 +31,15 @@ def check(folder: Path, target: Mapping[str, Any] | None = None, *, values: bool
     only names, shapes and types of the weights are read.
     """
     try:
-        config = read_json(folder / CONFIG_FILE)
+        return problems_of(folder, target, values=values)
+    except UserError as error:
+        return [str(error)]
+
+
+def problems_of(folder: Path, target: Mapping[str, Any] | None = None, *, values: bool = True) -> list[str]:
+    """The same for files that can be read. Raises UserError for others, out of the OSError where there was one."""
+    config = read_json(folder / CONFIG_FILE)
+    try:
         shape = shape_of_checkpoint(config)
         problems = list(_config_problems(config, shape))
     except UserError as error:
@@ -105,8 +113,10 @@ def _tensor_problems(path: Path, shape: DrafterShape, values: bool) -> Iterator[
                     yield from _value_problems(name, file.get_tensor(name), expected[name])
                 else:
                     yield from _header_problems(name, file.get_slice(name), expected[name])
-    except (SafetensorError, OSError) as error:
+    except SafetensorError as error:
         yield f"{path} cannot be read: {reason(error)}."
+    except OSError as error:
+        raise UserError(f"{path} cannot be read: {reason(error)}.") from None
 
 
 def _header_problems(name: str, part: Any, expected: tuple[int, ...]) -> Iterator[str]:

@@ -7,7 +7,7 @@ is damaged is not held against anything: the fault of a prompt shard must not be
 from __future__ import annotations
 
 import errno
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -19,6 +19,7 @@ from draftmill.errors import UserError, reason
 from draftmill.integrity import documents, said, tables
 from draftmill.integrity.findings import Finding, Note, Unsound, require
 from draftmill.integrity.reader import Gone, Reader
+from draftmill.integrity.refusals import of_system, refused
 
 _T = TypeVar("_T")
 
@@ -49,13 +50,19 @@ class Unit:
         known = self._known_digests(entry)
         if not (self.deep or self.reader.within_reach(entry.key)):
             if entry.kind == "hidden":  # only its header is read
-                said.check(entry, self.reader.provenance(entry.key))
+                said.check(entry, self._provenance(entry))
             return None
         with self.reader.file(entry.key) as path:
             if self.deep and known:
                 found = digest_file(path).removeprefix("sha256:")
                 require(found in known, "digest", f"sha256 {known[0]}", f"sha256 {found}")
             return _open(path, entry, self.reader, deep=self.deep)
+
+    def _provenance(self, entry: Entry) -> Mapping[str, Any]:
+        found = self.reader.provenance(entry.key)
+        if not found and self.reader.store.info(entry.key) is None:
+            raise Gone(entry.key)
+        return found
 
     def _try(self, key: str, check: Callable[[], _T]) -> _T | None:
         try:
@@ -65,12 +72,19 @@ class Unit:
             self.damaged.add(key)
         except Gone:
             pass
-        except OSError as error:
-            if error.errno != errno.EIO:  # anything else says nothing of the object
-                raise
-            self.findings.append(Finding(key, "unreadable", "bytes that the disk gives back", reason(error)))
-            self.damaged.add(key)
+        except (OSError, RuntimeError) as error:
+            self._blame_disk(key, error)
         return None
+
+    def _blame_disk(self, key: str, error: OSError | RuntimeError) -> None:
+        """Keep an error of the store's own disk as damage; raise any other, which says nothing of the object."""
+        found = of_system(error)
+        if found is None:
+            raise error
+        if found.errno != errno.EIO or not self.reader.local:
+            raise refused(found, self.reader.store.address(key)) from None
+        self.findings.append(Finding(key, "unreadable", "bytes that the disk gives back", reason(found)))
+        self.damaged.add(key)
 
     def note(self, key: str, what: Note, expected: str, found: str) -> None:
         """Keep something that is no damage."""

@@ -1,4 +1,7 @@
-"""JSON objects and pages: whole, of their kind, and in agreement with themselves."""
+"""JSON objects and pages: whole, of their kind, and in agreement with themselves.
+
+A file that the system does not open raises OSError: that says nothing of what it holds.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +15,7 @@ from draftmill.catalog import Entry
 from draftmill.errors import UserError, reason
 from draftmill.integrity import said
 from draftmill.integrity.findings import Unsound, require
+from draftmill.integrity.refusals import of_system
 from draftmill.report.inputs import Evaluation, Window
 
 if TYPE_CHECKING:
@@ -25,7 +29,7 @@ def read_object(path: Path) -> dict[str, Any]:
     """A JSON object. Raises Unsound."""
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:
         raise Unsound("unreadable", "a whole JSON object", reason(error)) from None
     require(isinstance(value, dict), "content", "a JSON object", type(value).__name__)
     return dict(value)
@@ -46,7 +50,7 @@ def check_audit(path: Path, entry: Entry) -> AuditResult:
     try:
         result = read_result(path)
     except UserError as error:
-        raise Unsound("content", "an audit", reason(error)) from None
+        raise of_system(error) or Unsound("content", "an audit", reason(error)) from None
     require(result.verdict == "pass", "content", "an audit that passed", result.verdict)
     return result
 
@@ -118,7 +122,7 @@ def check_trainer(path: Path, entry: Entry, *, deep: bool) -> None:
             state = json.loads((file.metadata() or {}).get("draftmill", "{}"))
             names = list(file.keys())
             sick = [n for n in names if not bool(torch.isfinite(file.get_tensor(n)).all())] if deep else []
-    except (SafetensorError, OSError, ValueError) as error:
+    except (SafetensorError, ValueError) as error:
         raise Unsound("unreadable", "a whole safetensors file", reason(error)) from None
     require(isinstance(state, dict), "provenance", "a JSON object in its metadata", type(state).__name__)
     said.check(entry, state.get("provenance"))
@@ -138,13 +142,17 @@ def check_header(path: Path) -> None:
     try:
         with safe_open(path, framework="pt") as file:
             require(bool(list(file.keys())), "content", "tensors", "none")
-    except (SafetensorError, OSError) as error:
+    except SafetensorError as error:
         raise Unsound("unreadable", "a whole safetensors file", reason(error)) from None
 
 
 def check_contract(folder: Path, *, deep: bool) -> None:
     """A drafter's weights and configuration together, as `draftmill check` holds them. Raises Unsound."""
-    from draftmill.drafter.conformance import check
+    from draftmill.drafter.conformance import problems_of
 
-    problems = check(folder, values=deep)
-    require(not problems, "contract", "a drafter that keeps the contract", problems[0] if problems else "")
+    kept = "a drafter that keeps the contract"
+    try:
+        problems = problems_of(folder, values=deep)
+    except UserError as error:
+        raise of_system(error) or Unsound("contract", kept, reason(error)) from None
+    require(not problems, "contract", kept, problems[0] if problems else "")

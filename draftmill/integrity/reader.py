@@ -6,9 +6,10 @@ and only while they are looked at; objects above a bound only for a deep look, f
 
 from __future__ import annotations
 
+import errno
 import tempfile
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
@@ -56,12 +57,13 @@ class Reader:
 
     @contextmanager
     def files(self, *keys: str) -> Iterator[tuple[Path, ...]]:
-        """Objects as local files that lie to one another as in the store. Raises Gone."""
+        """Objects as local files that lie to one another as in the store. Raises Gone, also if one vanishes inside."""
         if isinstance(self.store, LocalStore):
             paths = tuple(self.store.path(key) for key in keys)
             if not all(path.is_file() for path in paths):
                 raise Gone(keys[0])
-            yield paths
+            with _asked_again(paths):
+                yield paths
             return
         with ExitStack() as stack:
             folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="draftmill-")))
@@ -100,6 +102,10 @@ class Reader:
             found = parse_record(self.store.get(key))
         except KeyError:
             found = None
+        except OSError as error:
+            if error.errno != errno.EIO:
+                raise
+            found = None
         with self._lock:
             return self._records.setdefault(key, found)
 
@@ -117,3 +123,24 @@ class Reader:
             return provenance.of_object(self.store, key, info.size) if info is not None else {}
         except (KeyError, ValueError, OSError):
             return {}
+
+
+@contextmanager
+def _asked_again(paths: Iterable[Path]) -> Iterator[None]:
+    """Let an error inside give way to what the system says of the files now: libraries hide why they could not open one.
+
+    Raises Gone for a file that has vanished, and OSError.
+    """
+    try:
+        yield
+    except Exception:
+        for path in paths:
+            _open_once(path)
+        raise
+
+
+def _open_once(path: Path) -> None:
+    try:
+        path.open("rb").close()
+    except (FileNotFoundError, NotADirectoryError):
+        raise Gone(str(path)) from None

@@ -11,6 +11,7 @@ from draftmill.catalog import Entry
 from draftmill.errors import UserError, reason
 from draftmill.integrity import said, tables
 from draftmill.integrity.findings import Unsound, require
+from draftmill.integrity.refusals import of_system
 
 if TYPE_CHECKING:
     import torch
@@ -35,13 +36,14 @@ class States:
 
 
 def open_shard(path: Path, entry: Entry, *, deep: bool) -> States:
-    """A shard whose tensors fit together and whose numbers are finite. Raises Unsound."""
+    """A shard whose tensors fit together and whose numbers are finite. Raises Unsound, OSError if it cannot be opened."""
     from draftmill.hidden_states import HiddenShard
 
     try:
         shard = HiddenShard(path)
     except UserError as error:
-        raise Unsound("unreadable", "a whole shard of hidden states", reason(error)) from None
+        whole = "a whole shard of hidden states"
+        raise of_system(error) or Unsound("unreadable", whole, reason(error)) from None
     said.check(entry, shard.provenance)
     _check_keys(shard)
     _check_tensors(path, shard)

@@ -96,7 +96,7 @@ def schema_of(path: Path, kind: str) -> pa.Schema:
 
 
 def _read(path: Path, kind: str, columns: Sequence[str] | None) -> tuple[pa.Table, dict[str, Any]]:
-    """Columns (all without a choice) and provenance of a file. Raises Unsound."""
+    """Columns (all without a choice) and provenance of a file. Raises Unsound, OSError if the system refuses it."""
     try:
         names = schema_of(path, kind).names
         with pq.ParquetFile(path.absolute()) as file:
@@ -107,6 +107,9 @@ def _read(path: Path, kind: str, columns: Sequence[str] | None) -> tuple[pa.Tabl
             )
         provenance = dict(json.loads(raw)) if raw else {}
     except (pa.ArrowException, OSError, ValueError, TypeError) as error:
+        # Arrow raises OSError for damaged pages too, then without a number.
+        if isinstance(error, OSError) and error.errno is not None:
+            raise
         raise Unsound("unreadable", "a whole Parquet file", reason(error)) from None
     require(bool(provenance), "provenance", "the object's provenance inside", "none")
     return table, provenance

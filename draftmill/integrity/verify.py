@@ -21,6 +21,7 @@ from draftmill.integrity.checks import Unit
 from draftmill.integrity.descent import made_from_damage
 from draftmill.integrity.findings import Finding
 from draftmill.integrity.reader import Reader
+from draftmill.integrity.refusals import refused
 from draftmill.store.claims import SKEW_S, Claim
 
 # Units done, units in all.
@@ -58,7 +59,14 @@ class Verdict:
 
 
 def verify(reader: Reader, options: Options = Options(), progress: Progress | None = None) -> Verdict:
-    """Look through a store; nothing is changed."""
+    """Look through a store; nothing is changed. Raises UserError for what the system does not let be read."""
+    try:
+        return _look(reader, options, progress)
+    except OSError as error:
+        raise refused(error, reader.store.url) from None
+
+
+def _look(reader: Reader, options: Options, progress: Progress | None) -> Verdict:
     entries = [entry for key in sorted(reader.present) if (entry := identify(key)) is not None]
     units = [unit for unit in _units(entries) if _chosen(unit, options)]
     findings = [*_checked(reader, units, options, progress), *_litter(reader, entries), *_foreign(reader)]
@@ -118,7 +126,7 @@ def claim_left(reader: Reader, key: str, clock: Callable[[], float] = time.time)
         claim = Claim.decode(reader.store.get(key))
     except KeyError:
         return ""
-    if claim is None or not isinstance(claim.expires, int | float):
+    if claim is None:
         return "no claim in it"
     late = clock() - claim.expires
     return f"one that ran out {late:.0f} s ago" if late > SKEW_S else ""

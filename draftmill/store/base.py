@@ -17,7 +17,8 @@ class ObjectInfo:
     """One object: its key, its size in bytes and the time of its last change in seconds since 1970.
 
     `etag` changes with the content and is empty for a directory. `sha256` is the digest that was stored beside the
-    object; only `info` knows it, and it is empty where the store keeps none.
+    object; only `info` knows it, and it is empty where the store keeps none. So it is with `first`, the digest of the
+    first output of the job that made the object as a later one (store/workplace.py).
     """
 
     key: str
@@ -25,6 +26,7 @@ class ObjectInfo:
     modified: float
     etag: str = ""
     sha256: str = ""
+    first: str = ""
 
 
 class Store(Protocol):

@@ -12,11 +12,12 @@ its whole time; only one that ran out long ago by its own words is taken at once
 from __future__ import annotations
 
 import json
+import math
 import secrets
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from typing import Protocol
@@ -76,9 +77,22 @@ class Claim:
         """The claim, or None for bytes that are none: nobody honours those."""
         try:
             value = json.loads(data)
-            return Claim(**{**value, "holder": Holder(**value["holder"])})
-        except (ValueError, TypeError, KeyError):
+            claim = Claim(**{**value, "holder": Holder(**value["holder"])})
+            return claim if _well_typed(claim) else None
+        except (ValueError, TypeError, KeyError, OverflowError, RecursionError):
             return None
+
+
+def _well_typed(claim: Claim) -> bool:
+    """Whether the fields are of their types, which JSON does not promise. A number may be too large for a float."""
+    holder, expires = claim.holder, claim.expires
+    return (
+        all(type(number) is int for number in (holder.pid, holder.start))
+        and all(text is None or isinstance(text, str) for text in (holder.boot, holder.namespace))
+        and all(isinstance(text, str) for text in (claim.owner, claim.host, claim.run))
+        and type(expires) in (int, float)
+        and math.isfinite(expires)
+    )
 
 
 # Whether a process of this host lives; None where this host cannot know (another boot, another pid namespace).
@@ -171,6 +185,25 @@ class Claims:
             return False
         return self.store.replace(key, replace(mine, expires=self.clock() + self.lasts_s).encode(), found[0])
 
+    def sweep(self, keys: Iterable[str], ended: str | None = None) -> list[str]:
+        """Remove claims among `keys` that bind nobody, and those of the run `ended`; returns what was removed.
+
+        Each is taken over first: whoever waits for it and would take it over too either has it or waits until it is gone.
+        """
+        return [key for key in keys if self._swept(key, ended)]
+
+    def _swept(self, key: str, ended: str | None) -> bool:
+        found = self._look(key)
+        if found is None:
+            return False
+        data, claim = found
+        if not (vacant(claim, self.alive, self.clock()) or (claim is not None and claim.run == ended)):
+            return False
+        if not self.store.replace(key, self._mine().encode(), data):
+            return False
+        self.store.delete(key)
+        return True
+
     def _let_go(self, key: str, mine: Claim) -> None:
         found = self._look(key)
         if found is not None and found[1] is not None and found[1].owner == mine.owner:
@@ -219,17 +252,3 @@ class _Keeper:
     def end(self) -> None:
         """Stop renewing; a renewal on its way finds the claim gone."""
         self._ended.set()
-
-
-def sweep(store: ClaimStore, keys: list[str], run: str | None, alive: Alive, now: float) -> list[str]:
-    """Remove claims among `keys` that bind nobody, and those of `run`, whose build is over; returns what was removed."""
-    gone: list[str] = []
-    for key in keys:
-        try:
-            claim = Claim.decode(store.get(key))
-        except KeyError:
-            continue
-        if (claim is not None and run is not None and claim.run == run) or vacant(claim, alive, now):
-            store.delete(key)
-            gone.append(key)
-    return gone

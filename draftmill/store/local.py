@@ -161,7 +161,7 @@ class LocalStore:
         try:
             with self.path(key).open("rb") as stream:
                 stream.seek(start)
-                return stream.read(stop - start)
+                return stream.read(max(stop - start, 0))
         except (FileNotFoundError, NotADirectoryError):
             raise KeyError(key) from None
 

@@ -31,7 +31,7 @@ from draftmill.store.base import ObjectInfo
 from draftmill.store.local import publishing
 from draftmill.store.patience import Patience, code_of, status_of
 from draftmill.store.s3_errors import CredentialsExpiredError, StoreAwayError, explained
-from draftmill.store.s3_wire import SHA256, THREADS, Uploader, sha256_file
+from draftmill.store.s3_wire import FIRST, SHA256, THREADS, Uploader, sha256_file
 from draftmill.store.settings import S3Settings
 
 T = TypeVar("T")
@@ -139,8 +139,9 @@ class S3Store:
 
     def _info(self, key: str, size: int, entry: dict[str, Any]) -> ObjectInfo:
         modified = entry["LastModified"].timestamp()
-        digest = {name.lower(): value for name, value in entry.get("Metadata", {}).items()}.get(SHA256, "")
-        return ObjectInfo(key.removeprefix(self.prefix), size, modified, entry["ETag"].strip('"'), digest)
+        told = {name.lower(): value for name, value in entry.get("Metadata", {}).items()}
+        name, etag = key.removeprefix(self.prefix), entry["ETag"].strip('"')
+        return ObjectInfo(name, size, modified, etag, told.get(SHA256, ""), told.get(FIRST, ""))
 
     def get(self, key: str) -> bytes:
         """An object's bytes. Raises KeyError if there is none."""
@@ -148,6 +149,8 @@ class S3Store:
 
     def part(self, key: str, start: int, stop: int) -> bytes:
         """The bytes from `start` up to `stop` of an object. Raises KeyError if there is none."""
+        if start >= stop:  # which a range cannot say
+            return b""
         span = {"Range": f"bytes={start}-{stop - 1}"}
         return self._ask(lambda: bytes(self.client.get_object(**self._at(key), **span)["Body"].read()), key)
 
@@ -186,22 +189,22 @@ class S3Store:
         with publishing(path) as temporary:
             self._ask(lambda: self.client.download_file(self.bucket, self.prefix + key, str(temporary)), key)
 
-    def publish(self, key: str, path: Path) -> None:
-        """Publish a finished local file whole, replacing an older object."""
+    def publish(self, key: str, path: Path, first: str = "") -> None:
+        """Publish a finished local file whole, replacing an older object. `first` is that of ObjectInfo."""
         with self._explained():
-            self._uploader.upload(self.prefix + key, path, {SHA256: sha256_file(path)}, only_new=False)
+            self._uploader.upload(self.prefix + key, path, _told(sha256_file(path), first), only_new=False)
 
-    def offer(self, key: str, path: Path) -> bool:
-        """Publish a finished file unless there is such an object; False if there is one with other bytes."""
+    def offer(self, key: str, path: Path, first: str = "") -> bool:
+        """Publish a finished file unless there is such an object; False if there is one with other bytes or `first`."""
         digest = sha256_file(path)
         # A large file is not sent only to learn that it was too late.
         found = self.info(key) if path.stat().st_size > self.settings.multipart_threshold else None
         if found is None:
             with self._explained():
-                if self._uploader.upload(self.prefix + key, path, {SHA256: digest}, only_new=True):
+                if self._uploader.upload(self.prefix + key, path, _told(digest, first), only_new=True):
                     return True
             found = self.info(key)
-        return found is not None and found.sha256 == digest
+        return found is not None and (found.sha256, found.first) == (digest, first)
 
     def delete(self, key: str) -> None:
         """Remove an object; no error if there is none."""
@@ -270,6 +273,10 @@ class LooseS3Store(S3Store):
         """Publish an object if the store answers."""
         with suppress(StoreAwayError, CredentialsExpiredError):
             super().put(key, data)
+
+
+def _told(digest: str, first: str) -> dict[str, str]:
+    return {SHA256: digest, FIRST: first} if first else {SHA256: digest}
 
 
 def _sha256(data: bytes) -> str:

@@ -22,7 +22,8 @@ from botocore.exceptions import ClientError
 from draftmill.store.patience import Patience, brief, code_of, status_of
 
 T = TypeVar("T")
-SHA256 = "sha256"
+SHA256, FIRST = "sha256", "first-sha256"
+"""Names of an object's metadata: its digest, and that of the first output of its job."""
 PART_BYTES = 8 << 20
 """The usual size of a part (S3 takes none below 5 MiB but the last), and of the largest file that is sent whole."""
 # S3 takes 10,000 parts; a margin, because a file's size is divided by it.
@@ -167,6 +168,9 @@ class Uploader:
         try:
             self.client().abort_multipart_upload(**where)
         except Exception as error:  # the sweep at a build's start finds it
+            # A completion whose reply was lost has ended it.
+            if isinstance(error, ClientError) and code_of(error) in _SWEPT:
+                return
             self.patience.say(f"{self.patience.store} kept an unfinished upload of {where['Key']} ({brief(error)}).")
 
     def _checksum(self, data: bytes) -> dict[str, str]:

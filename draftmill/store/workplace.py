@@ -6,15 +6,16 @@ two loses nothing.
 
 Jobs of several builds may race. The first output decides whose outputs stand, and the loser takes all of the winner's. A
 winner that has left the others out for too long is overrun: the loser publishes all of its own, the first one first, and
-whoever finds another's output where its own was to be, and another's first one, takes those. So outputs of one job are
-never mixed, however slow a winner is.
+whoever finds another's first one where its own was, before or behind its other outputs, takes those. Every other output
+carries the digest of the first one that it belongs to, and outputs that do not belong together are nobody's. So what a
+job ends with is never mixed, however slow a winner is.
 """
 
 from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -122,6 +123,23 @@ class Workplace:
         """
         return isinstance(self.store, LocalStore) or _bring(self.store, outputs, _infos(self.store, outputs))
 
+    def finished(self, outputs: Iterable[str]) -> bool:
+        """Whether all outputs of a job are in the store. On S3 what an earlier try has left of them, if not all, is removed.
+
+        Otherwise its first one would be waited for as if somebody were still at it. In a folder Snakemake has removed it.
+        """
+        first, *others = outputs
+        found = [self.store.info(first)]
+        if found[0] is None:
+            return False
+        found += _infos(self.store, others).values()
+        if _belong_together(found):
+            return True
+        for info in found if not isinstance(self.store, LocalStore) else ():
+            if info is not None:
+                self.store.delete(info.key)
+        return False
+
 
 class _LateJournal(Journal):
     """A journal that stays until the outputs made from it are published."""
@@ -136,24 +154,35 @@ class _LateJournal(Journal):
 
 
 def _publish(store: S3Store, outputs: Mapping[str, Path], rival: Callable[[], bool]) -> None:
+    from draftmill.store.s3_wire import sha256_file
+
     first, *others = outputs
-    won = store.offer(first, outputs[first])
-    if won and all(_follows(store, outputs, first, key) for key in others):
+    digest = sha256_file(outputs[first])
+    stands = store.offer(first, outputs[first]) and all(
+        store.offer(key, outputs[key], digest) or _overwrites(store, outputs, key, digest) for key in others
+    )
+    # Another may have published all of its own meanwhile, without having come to what we have published last.
+    if stands and (not others or _is_ours(store, outputs, digest)):
         return
     if not _take(store, outputs, first, rival):
-        for key, mine in outputs.items():
-            store.publish(key, mine)
+        store.publish(first, outputs[first])
+        for key in others:
+            store.publish(key, outputs[key], digest)
 
 
-def _follows(store: S3Store, outputs: Mapping[str, Path], first: str, key: str) -> bool:
-    """Publish an output after the first one; False if another has published its own first one over ours meanwhile."""
-    if store.offer(key, outputs[key]):
-        return True
-    # While the first one is ours, what stands here is left from an earlier try.
-    if not store.offer(first, outputs[first]):
+def _overwrites(store: S3Store, outputs: Mapping[str, Path], key: str, digest: str) -> bool:
+    """Publish an output over what stands there: left from an earlier try, if the first one is ours; else False."""
+    if not _is_ours(store, outputs, digest):
         return False
-    store.publish(key, outputs[key])
+    store.publish(key, outputs[key], digest)
     return True
+
+
+def _is_ours(store: S3Store, outputs: Mapping[str, Path], digest: str) -> bool:
+    """Whether the first output that stands in the store is ours; it is published again if it is gone."""
+    first = next(iter(outputs))
+    found = store.info(first)
+    return store.offer(first, outputs[first]) if found is None else found.sha256 == digest
 
 
 def _take(store: Store, outputs: Mapping[str, Path], first: str, rival: Callable[[], bool]) -> bool:
@@ -173,8 +202,8 @@ def _infos(store: Store, keys: Iterable[str]) -> dict[str, ObjectInfo | None]:
 
 
 def _bring(store: Store, outputs: Mapping[str, Path], found: Mapping[str, ObjectInfo | None]) -> bool:
-    """Bring objects over our files, all or none: False if one is absent, or goes or changes meanwhile."""
-    if not all(found.values()):
+    """Bring objects over our files, all or none: False if one is absent or another job's, or goes or changes meanwhile."""
+    if not _belong_together(list(found.values())):
         return False
     brought = {path: path.with_name(f".taken-{path.name}") for path in outputs.values()}
     try:
@@ -190,6 +219,12 @@ def _bring(store: Store, outputs: Mapping[str, Path], found: Mapping[str, Object
     finally:
         for file in brought.values():
             file.unlink(missing_ok=True)
+
+
+def _belong_together(found: Sequence[ObjectInfo | None]) -> bool:
+    """Whether all outputs are there and of one job; where a store or an older version tells nothing, that is believed."""
+    first = found[0]
+    return all(info is not None and first is not None and info.first in ("", first.sha256) for info in found)
 
 
 def without_waiting(store: Store) -> Store:

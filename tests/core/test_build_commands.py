@@ -6,6 +6,7 @@ import sys
 import pytest
 import yaml
 
+from draftmill import outcomes
 from draftmill.cli import main
 from tests.core.builds import TARGET
 from tests.core.objects import write_both
@@ -114,6 +115,8 @@ def test_the_sentinel_of_a_cpu_job_says_not_required(call, tmp_path):
 def test_a_refused_sentinel_tells_the_store_of_its_job(call, tmp_path, monkeypatch, job, key):
     """No GPU here: what cannot be read is not proven free. The job is never begun, and yet it has failed."""
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    monkeypatch.setenv(outcomes.VARIABLE, str(tmp_path / "outcomes"))
+    (tmp_path / "outcomes").touch()
     place = {"store": "store", "s3": {}, "fp": {"generate": "01", "train": "02", "evaluate": "03"}}
     policy = json.dumps({"wait_s": 0.0, "lock_dir": str(tmp_path / "locks")})
     given = ("--job", job, "--policy", policy, "--out", "verdict.json", "--tell", json.dumps(place))
@@ -124,3 +127,5 @@ def test_a_refused_sentinel_tells_the_store_of_its_job(call, tmp_path, monkeypat
     assert (told["state"], told["gate"]["verdict"], told["stage"]) == ("failed", "unknown", job.partition("-")[0])
     assert told["error"] in err
     assert told["gate"]["reasons"]
+    (supervised,) = outcomes.read(tmp_path / "outcomes")
+    assert (supervised.kind, supervised.sentence) == ("mistake", told["error"]), "`draftmill run` knows why"

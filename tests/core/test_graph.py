@@ -67,6 +67,20 @@ def test_a_deleted_output_is_made_again_alone(job):
         assert reachable(left) == {job}
 
 
+def test_parts_are_what_is_there_of_jobs_that_have_not_made_all():
+    graph = graph_of(configuration())
+    whole = [*graph.outputs("generate", A), *graph.outputs("extract", A), *graph.outputs("audit", A)]
+    parts = [graph.completions(B), graph.audit_page(B), graph.drafter(0, "model.safetensors")]
+    seen = Graph(graph.config, graph.index, graph.specs, frozenset([*whole, *parts, "notes.txt"]))
+    assert seen.parts() == parts
+
+
+def test_states_are_temporary_under_windows_and_held_out_ones_never():
+    assert graph_of(configuration()).temporary_states() == []
+    graph = window_graph()
+    assert graph.temporary_states() == [graph.train_hidden(shard) for shard in TRAIN]
+
+
 def test_what_each_job_reads_and_waits_for():
     graph = graph_of(configuration(pilot=1))
     drafted = [graph.drafter(0, name) for name in DRAFTER_FILES]

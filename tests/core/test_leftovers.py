@@ -36,7 +36,7 @@ def test_journals_of_finished_jobs_and_claims_of_the_dead_go(tmp_path):
     done = graph.outputs("generate", TRAIN[0])
     for key in done:
         store.put(key, b"")
-    leftovers.clear(store, replace(graph, present=frozenset(done)), DAY_S, run="this")
+    leftovers.at_end(store, replace(graph, present=frozenset(done)), DAY_S, "this", graph)
     assert sorted(store.list()) == sorted([*kept, *done])
 
 
@@ -53,3 +53,18 @@ def test_states_of_trained_windows_go_at_a_start_unless_another_build_is_at_work
     assert now.spent_states()
     leftovers.at_start(store, now, DAY_S, "this")
     assert bool(store.list("hidden/")) is other_at_work
+    leftovers.at_end(store, replace(graph, present=frozenset(store.list())), DAY_S, "this", now)
+    assert bool(store.list("hidden/")) is other_at_work
+    store.delete("claims/extract/theirs.json")
+    leftovers.at_end(store, replace(graph, present=frozenset(store.list())), DAY_S, "this", now)
+    assert not store.list("hidden/"), "who seemed at work when the build started is known to be dead now"
+
+
+def test_states_that_were_asked_for_in_a_build_stay_when_it_ends(tmp_path):
+    graph, store = graph_of(configuration(hidden={"policy": "window", "window_shards": 2})), LocalStore(tmp_path)
+    for key in (*graph.outputs("train", "0"), *graph.outputs("pilot", ONCE)):
+        store.put(key, b"")
+    planned = replace(graph, present=frozenset(store.list()))
+    store.put(graph.hidden(graph.windows[0][0]), b"")
+    leftovers.at_end(store, replace(graph, present=frozenset(store.list())), DAY_S, "this", planned)
+    assert len(store.list("hidden/")) == 1

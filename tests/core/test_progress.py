@@ -6,6 +6,7 @@ import sys
 import pytest
 
 from draftmill.progress import Heartbeat
+from tests.gpu_gate.conftest import until
 
 KEY = "progress/generate/x.json"
 
@@ -68,6 +69,27 @@ def test_what_an_earlier_run_had_done_counts_but_not_in_the_rate(store, clock, b
         beat.advance(1, 10)
         found = told(store, beat)
     assert (found["done"], found["resumed"], found["tokens_per_second"]) == (8, 7, 5.0)
+
+
+def test_what_an_earlier_try_told_stands_until_it_is_counted_again(store, clock, beat):
+    beat.recall(7, 20, {"useful": 6, "rejected": 1})
+    with beat:
+        first = told(store, beat)
+        clock.now += 2
+        beat.report(5, 10, 4, {"useful": 5}, 21)
+        found = told(store, beat)
+    names = ("total", "done", "resumed", "useful", "tokens_per_second")
+    assert [first[name] for name in names] == [20, 7, 7, 6, 0.0]
+    assert [found[name] for name in names] == [21, 5, 4, 5, 5.0]
+
+
+def test_a_job_that_waits_for_something_that_gets_on_is_not_silent(store, clock, beat, monkeypatch):
+    monkeypatch.setattr("draftmill.progress._BEAT_SECONDS", 0.01)
+    with beat, beat.waiting():
+        told(store, beat)
+        clock.now += 50
+        until(lambda: told(store)["updated"] == 150.0, "a heartbeat")
+    assert told(store, beat)["state"] == "done"
 
 
 def test_the_last_heartbeat_says_how_it_ended(store, beat, clock):

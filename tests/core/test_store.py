@@ -43,6 +43,12 @@ def test_a_publication_that_wrote_nothing_is_an_error(tmp_path):
     assert files(tmp_path) == []
 
 
+def test_parts_of_an_object(store):
+    store.put("ten", b"0123456789")
+    spans = [(0, 10), (2, 5), (8, 99), (3, 3), (5, 2)]
+    assert [store.part("ten", *span) for span in spans] == [b"0123456789", b"234", b"89", b"", b""]
+
+
 def test_an_unfinished_object_is_in_no_listing_and_in_no_glob(store):
     store.put("a/one.parquet", b"1")
     with publishing(store.path("a/two.parquet")) as temporary:

@@ -2,6 +2,7 @@
 
 import pytest
 
+from draftmill.catalog import identify
 from draftmill.graph import Graph
 from draftmill.integrity import gc, reader
 from draftmill.integrity.adopt import Adoption
@@ -94,6 +95,20 @@ def test_sweeping_and_unfinished_uploads(toy, remote):
     assert len(remote.remove_unfinished(0.0)) == 1
     assert remote.remove_unfinished(0.0, dry=True) == []
     assert found(remote, deep=True) == set()
+
+
+@pytest.mark.parametrize("data", [b"", b"short", bytes([8, *bytes(7)])], ids=len)
+def test_objects_too_short_for_a_header_end_no_sweep_and_no_adoption(toy, remote, data):
+    """Under the names of other settings, so that what they were made from is asked of themselves."""
+    fp, short = "0123456789ab", []
+    for key in (toy.graph.hidden(toy.graph.train[0]), toy.graph.completions(toy.graph.train[0])):
+        entry = identify(key)
+        short.append(key.replace(entry.fp, fp))
+        remote.put(short[-1], data)
+        assert Reader(remote).provenance(short[-1]) == {}
+    graph = Graph(toy.config, toy.graph.index, toy.graph.specs, toy.graph.present)
+    assert Adoption(Reader(remote)).plan([graph]).jobs == []
+    assert gc.waste(remote, remote.list(), reached([graph], remote), before=2e10).keys == sorted(short)
 
 
 def test_objects_are_relabelled(toy, remote, monkeypatch):

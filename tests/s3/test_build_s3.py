@@ -55,13 +55,15 @@ def test_the_store_is_that_of_a_local_build_object_by_object(project: S3Project,
     assert all(project.store.info(key).sha256 for key in found)
 
 
-def test_an_output_is_looked_at_once_and_a_job_s_first_once_more_by_its_claim(project: S3Project) -> None:
+def test_an_output_is_looked_at_once_and_a_job_s_first_before_it_and_behind_the_others_too(project: S3Project) -> None:
     asked = [(method, path.partition("/built/")[2]) for method, path in project.requests]
     looks = Counter(key for method, key in asked if method == "HEAD")
-    claims = {key for method, key in asked if method == "PUT" and key.startswith("claims/")}
     objects = project.objects()
-    assert max(looks[key] for key in objects) <= 2
-    assert sum(looks[key] for key in objects) <= len(objects) + len(claims)
+    # Prompt shards and their index are published by no job.
+    made = [key for key in objects if not key.startswith("prompts/")]
+    jobs = [json.loads(project.store.get(key))["outputs"] for key in project.store.list("records/")]
+    assert max(looks[key] for key in made) <= 3
+    assert sum(looks[key] for key in made) <= len(made) + sum(1 + (len(outputs) > 1) for outputs in jobs)
 
 
 def test_a_fresh_machine_has_nothing_to_do_and_fetches_and_writes_nothing(

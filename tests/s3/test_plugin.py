@@ -10,6 +10,7 @@ import textwrap
 import pytest
 from snakemake_interface_storage_plugins.registry import StoragePluginRegistry
 
+from draftmill.default_storage import Seen, _hand_over
 from draftmill.store.s3_wire import PART_BYTES, Stored
 from snakemake_storage_plugin_s3lean import StorageObject, StorageProvider, StorageProviderSettings
 from tests.s3.counting import Door
@@ -214,21 +215,49 @@ def test_what_was_there_when_the_run_was_planned_may_be_replaced(make, s3_store)
     assert s3_store.get("a/one") == b"new"
 
 
-def test_only_what_was_seen_or_stored_is_removed_and_never_the_bucket(make, s3_store):
-    provider = make()
+@pytest.mark.parametrize("look_first", [False, True])
+def test_only_what_was_seen_or_stored_is_removed_and_never_the_bucket(make, s3_store, look_first):
+    provider = make(look_first=look_first)
+    provider.temporary = frozenset({(s3_store.bucket, f"{s3_store.prefix}temporary")})
     s3_store.put("seen", b"")
     inventory(provider.object(f"{s3_store.url}/seen"))
-    stored = provider.object(f"{s3_store.url}/stored")
-    local(stored, b"")
-    asyncio.run(stored.managed_store())
+    for key in ("stored", "temporary"):
+        stored = provider.object(f"{s3_store.url}/{key}")
+        local(stored, b"")
+        asyncio.run(stored.managed_store())
     s3_store.put("another's", b"")
-    for key in ("seen", "stored", "another's"):
+    for key in ("seen", "stored", "temporary", "another's"):
         thing = provider.object(f"{s3_store.url}/{key}")
         assert thing.exists()
         asyncio.run(thing.managed_remove())
-    assert list(s3_store.list()) == ["another's"]
-    s3_store.delete("another's")
+    # Where jobs publish by themselves a finished output stays, although the job's next one cannot be stored.
+    assert sorted(s3_store.list()) == (["another's", "stored"] if look_first else ["another's"])
+    for key in s3_store.list():
+        s3_store.delete(key)
     assert s3_store.list() == {}, "the bucket is still there"
+
+
+def test_outputs_that_are_not_all_of_their_job_are_removed_by_nobody_but_the_job(make, s3_store):
+    keys = ("whole", "part", "states")
+    for key in keys:
+        s3_store.put(key, b"")
+    provider = make()
+    _hand_over(provider, s3_store.url, Seen(s3_store.list(), parts=["part"], temporary=["states", "to come"]))
+    for key in keys:
+        asyncio.run(provider.object(f"{s3_store.url}/{key}").managed_remove())
+    assert list(s3_store.list()) == ["part"]
+    assert provider.temporary == {(s3_store.bucket, f"{s3_store.prefix}{key}") for key in ("states", "to come")}
+
+
+def test_where_jobs_publish_themselves_what_stands_there_is_taken(make, s3_store):
+    """Another run has overrun the job behind its publication: all its outputs stand, and none of ours goes among them."""
+    s3_store.put("a/one", b"old")
+    mine = make(look_first=True).object(f"{s3_store.url}/a/one")
+    inventory(mine)
+    path = local(mine, b"ours")
+    s3_store.put("a/one", b"the other run's")
+    asyncio.run(mine.managed_store())
+    assert s3_store.get("a/one") == path.read_bytes() == b"the other run's"
 
 
 def test_a_folder_is_stored_seen_and_retrieved(make, s3_store):

@@ -66,6 +66,14 @@ def test_a_missing_object(s3_store, tmp_path):
     s3_store.delete("absent")
 
 
+def test_parts_of_an_object(s3_store):
+    s3_store.put("ten", b"0123456789")
+    s3_store.put("empty", b"")
+    spans = [(0, 10), (2, 5), (8, 99), (3, 3), (5, 2)]
+    assert [s3_store.part("ten", *span) for span in spans] == [b"0123456789", b"234", b"89", b"", b""]
+    assert s3_store.part("empty", 0, 0) == b""
+
+
 def test_a_large_file_goes_in_parts_and_comes_back(s3_store, tmp_path):
     (tmp_path / "file").write_bytes(os.urandom(LARGE))
     s3_store.publish("large", tmp_path / "file")
@@ -149,6 +157,33 @@ def test_a_repeated_creation_that_meets_itself_is_a_success(s3_store, monkeypatc
     monkeypatch.setattr(client, "put_object", answer_lost)
     assert s3_store.create("one", b"1")
     assert len(calls) == 2
+
+
+def test_an_upload_that_was_completed_is_not_called_unfinished(s3_store, monkeypatch, tmp_path, capsys):
+    from botocore.exceptions import ReadTimeoutError
+
+    monkeypatch.setattr("draftmill.store.patience.time.sleep", lambda seconds: None)
+    (tmp_path / "file").write_bytes(os.urandom(LARGE))
+    client, calls = s3_store.client, []
+    complete = client.complete_multipart_upload
+
+    def answer_lost(**arguments):
+        calls.append("complete")
+        if len(calls) > 1:  # as AWS does it; SeaweedFS agrees a second time
+            raise refused(404, "NoSuchUpload")
+        complete(**arguments)
+        raise ReadTimeoutError(endpoint_url="here")
+
+    def nothing_to_abort(**arguments):
+        calls.append("abort")
+        raise refused(404, "NoSuchUpload")
+
+    monkeypatch.setattr(client, "complete_multipart_upload", answer_lost)
+    monkeypatch.setattr(client, "abort_multipart_upload", nothing_to_abort)
+    s3_store.publish("large", tmp_path / "file")
+    assert calls == ["complete", "complete", "abort"]
+    assert s3_store.get("large") == (tmp_path / "file").read_bytes()
+    assert "unfinished" not in capsys.readouterr().err
 
 
 def refused(status: int, code: str) -> ClientError:

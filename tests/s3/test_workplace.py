@@ -1,6 +1,7 @@
 """A job's view of a store on S3: outputs before journals, one winner for all outputs, work that outlives the machine."""
 
 import time
+from collections.abc import Iterable
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -11,6 +12,7 @@ from draftmill.store import workplace
 from draftmill.store.claims import Claim, Holder
 from draftmill.store.local import LocalStore
 from draftmill.store.s3 import S3Store
+from draftmill.store.s3_wire import sha256_file
 from draftmill.store.workplace import Workplace
 from tests.tiny import config_values
 
@@ -26,6 +28,17 @@ def outputs(folder: Path, text: str, keys: tuple[str, ...] = ("a/rows", "a/rejec
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(f"{text} {key}")
     return made
+
+
+def job_of(store: S3Store, files: Iterable[Path]) -> Job:
+    return Job(
+        SimpleNamespace(
+            config={**config_values(), "store": store.url, "s3": {"endpoint_url": store.settings.endpoint_url}},
+            params=SimpleNamespace(stage="extract", name="a-b", provenance={}),
+            input={},
+            output={str(number): str(path) for number, path in enumerate(files)},
+        )
+    )
 
 
 def test_a_file_is_known_by_its_key_wherever_snakemake_keeps_copies(place, s3_store, tmp_path):
@@ -111,17 +124,80 @@ def test_a_winner_that_was_overrun_takes_the_others_outputs(s3_store, tmp_path, 
     slow, quick = outputs(tmp_path, "slow", keys), outputs(tmp_path, "quick", keys)
     offer = s3_store.offer
 
-    def late(key: str, path: Path) -> bool:
+    def late(key: str, path: Path, first: str = "") -> bool:
         if key == overrun_before:
             monkeypatch.setattr(s3_store, "offer", offer)
             for name, file in quick.items():
                 s3_store.publish(name, file)
-        return offer(key, path)
+        return offer(key, path, first)
 
     monkeypatch.setattr(s3_store, "offer", late)
     Workplace(s3_store, tmp_path).commit(slow)
     assert {key: path.read_text() for key, path in slow.items()} == {key: f"quick {key}" for key in keys}
     assert {key: s3_store.get(key).decode() for key in keys} == {key: f"quick {key}" for key in keys}
+
+
+@pytest.mark.parametrize("dies", [False, True])
+def test_outputs_of_two_jobs_that_stand_side_by_side_are_nobodys(s3_store, tmp_path, monkeypatch, dies):
+    """Whoever overran the winner has come to its second output when the winner publishes the last one."""
+    monkeypatch.setattr(workplace, "_WINNER_S", 0.0)
+    monkeypatch.setattr(workplace, "_SLOWEST", 1e9)
+    keys = ("a/rows", "a/rejected", "a/last")
+    slow, quick = outputs(tmp_path, "slow", keys), outputs(tmp_path, "quick", keys)
+    offer, digest = s3_store.offer, sha256_file(quick["a/rows"])
+
+    def late(key: str, path: Path, first: str = "") -> bool:
+        if key == "a/last":
+            s3_store.publish("a/rows", quick["a/rows"])
+            s3_store.publish("a/rejected", quick["a/rejected"], digest)
+        return offer(key, path, first)
+
+    def later(seconds: float) -> None:
+        if not dies:
+            s3_store.publish("a/last", quick["a/last"], digest)
+
+    monkeypatch.setattr(s3_store, "offer", late)
+    monkeypatch.setattr(workplace.time, "sleep", later)
+    if not dies:
+        monkeypatch.setattr(workplace, "_WINNER_S", 3600.0)
+    Workplace(s3_store, tmp_path).commit(slow)
+    stands = "slow" if dies else "quick"
+    assert {key: path.read_text() for key, path in slow.items()} == {key: f"{stands} {key}" for key in keys}
+    assert {key: s3_store.get(key).decode() for key in keys} == {key: f"{stands} {key}" for key in keys}
+
+
+def test_a_first_output_that_was_removed_meanwhile_is_published_again(s3_store, tmp_path, monkeypatch):
+    """Another job took the claim over, and began by removing what it took for a dead job's."""
+    offer = s3_store.offer
+
+    def late(key: str, path: Path, first: str = "") -> bool:
+        if key == "a/rejected":
+            Workplace(s3_store, tmp_path).finished(["a/rows", "a/rejected"])
+        return offer(key, path, first)
+
+    monkeypatch.setattr(s3_store, "offer", late)
+    Workplace(s3_store, tmp_path).commit(outputs(tmp_path, "mine"))
+    assert {key: s3_store.get(key) for key in s3_store.list()} == {
+        key: f"mine {key}".encode() for key in ("a/rows", "a/rejected")
+    }
+
+
+def test_outputs_of_an_earlier_try_are_removed_unless_they_are_all(s3_store, tmp_path):
+    place, keys = Workplace(s3_store, tmp_path), ["a/rows", "a/rejected"]
+    assert not place.finished(keys)
+    place.commit(outputs(tmp_path, "mine"))
+    assert place.finished(keys)
+    assert set(s3_store.list()) == set(keys)
+    s3_store.publish("a/rejected", outputs(tmp_path, "another")["a/rejected"], "0" * 64)
+    assert not place.finished(keys), "they are of two jobs"
+    assert s3_store.list() == {}
+    s3_store.put("a/rows", b"")
+    assert not place.finished(keys)
+    assert s3_store.list() == {}
+    folder = Workplace(LocalStore(tmp_path / "folder"), tmp_path)
+    folder.store.put("a/rows", b"")
+    assert not folder.finished(keys)
+    assert set(folder.store.list()) == {"a/rows"}, "Snakemake's to remove"
 
 
 def test_what_an_earlier_try_left_behind_its_first_output_is_replaced(s3_store, tmp_path):
@@ -229,14 +305,7 @@ def test_a_job_whose_finished_outputs_go_before_they_are_taken_is_done_again(s3_
     copy = tmp_path / f"s3lean/{s3_store.bucket}/{s3_store.prefix}{key}"
     copy.parent.mkdir(parents=True)
     copy.write_bytes(b"of an earlier try")
-    job = Job(
-        SimpleNamespace(
-            config={**config_values(), "store": s3_store.url, "s3": {"endpoint_url": s3_store.settings.endpoint_url}},
-            params=SimpleNamespace(stage="extract", name="a-b", provenance={}),
-            input={},
-            output={"hidden": str(copy)},
-        )
-    )
+    job = job_of(s3_store, [copy])
     s3_store.put(key, b"another's")
     with job.claimed() as todo:
         assert not todo
@@ -252,18 +321,24 @@ def test_a_job_whose_finished_outputs_go_before_they_are_taken_is_done_again(s3_
         assert todo
 
 
+def test_a_job_forgets_what_a_killed_try_has_published_of_its_outputs(s3_store, tmp_path):
+    mine = outputs(tmp_path / f"s3lean/{s3_store.bucket}", "", tuple(f"{s3_store.prefix}a/{n}" for n in ("rows", "no")))
+    s3_store.put("a/rows", b"a killed try's, which nobody is to wait for")
+    job = job_of(s3_store, mine.values())
+    with job.claimed() as todo:
+        assert todo
+        assert not s3_store.list("a/")
+        job.commit()
+    assert set(s3_store.list("a/")) == {"a/rows", "a/no"}
+    with job.claimed() as todo:
+        assert not todo
+
+
 def test_a_job_waits_for_a_winner_that_holds_its_claim(s3_store, tmp_path, monkeypatch):
     """Its own claim ran out while the store was away, and another took over, finished first and is slow to upload."""
     monkeypatch.setattr(workplace, "_WINNER_S", -3600.0)
     mine = outputs(tmp_path / f"s3lean/{s3_store.bucket}", "", tuple(f"{s3_store.prefix}a/{n}" for n in ("rows", "no")))
-    job = Job(
-        SimpleNamespace(
-            config={**config_values(), "store": s3_store.url, "s3": {"endpoint_url": s3_store.settings.endpoint_url}},
-            params=SimpleNamespace(stage="extract", name="a-b", provenance={}),
-            input={},
-            output={str(number): str(path) for number, path in enumerate(mine.values())},
-        )
-    )
+    job = job_of(s3_store, mine.values())
     looks = []
 
     def look(seconds: float) -> None:

@@ -7,13 +7,15 @@ import os
 import subprocess
 import sys
 import threading
-from dataclasses import replace
+from contextlib import suppress
+from dataclasses import asdict, replace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from draftmill.store.claims import SKEW_S, Claim, Claims, Holder, sweep, vacant
+from draftmill.build_claims import others_at_work
+from draftmill.store.claims import SKEW_S, Claim, Claims, Holder, vacant
 from draftmill.store.local import LocalStore
 
 KEY = "claims/generate/a.json"
@@ -142,11 +144,31 @@ def test_only_a_claim_that_ran_out_long_ago_is_free_at_one_look(host):
     assert not vacant(other(1.0), host.alive, 1.0 + SKEW_S - 1)
 
 
-@pytest.mark.parametrize("data", [b"", b"{}", b"[1]", b"\xff", b'{"owner": 1}'])
+@pytest.mark.parametrize("data", [b"", b"{}", b"[1]", b"\xff", b'{"owner": 1}', b"[" * 200_000])
 def test_what_is_no_claim_binds_nobody(host, data):
     host.store.put(KEY, data)
     with host.claims().claimed(KEY, lambda: False) as todo:
         assert todo
+
+
+WRONG = [
+    *({"expires": value} for value in (None, "1", True, [], float("nan"), float("inf"), 10**400)),
+    *({name: value} for name in ("owner", "host", "run") for value in (None, 1, ["x"])),
+    *({"holder": {name: value}} for name in ("pid", "start") for value in (None, 1.5, True, "1")),
+    *({"holder": {name: value}} for name in ("boot", "namespace") for value in (1, False, {})),
+]
+
+
+@pytest.mark.parametrize("wrong", WRONG, ids=lambda wrong: str(wrong)[:40])
+def test_fields_of_other_types_make_no_claim(host, wrong):
+    value = asdict(other(host.now + 10_000))
+    holder = {**value["holder"], **wrong.get("holder", {})}
+    host.store.put(KEY, json.dumps({**value, **wrong, "holder": holder}).encode())
+    assert host.read() is None
+    assert not others_at_work(host.store, [KEY], "me")
+    with host.claims().claimed(KEY, lambda: False) as todo:
+        assert todo
+    assert host.now == 1000.0
 
 
 def test_a_claim_that_was_taken_over_is_left_to_its_new_holder(host):
@@ -285,7 +307,44 @@ def test_sweeping_removes_what_binds_nobody_and_a_run_s_own(host):
     for key, claim in zip(keys, held, strict=False):
         host.store.put(key, claim.encode())
     host.dead.add(9)
-    assert sweep(host.store, keys, "me", host.alive, host.now) == keys[1:4]
+    assert host.claims().sweep(keys, "me") == keys[1:4]
+    assert sorted(host.store.list()) == keys[:1]
+
+
+@pytest.mark.parametrize("sweeper", [replace(HERE, pid=7), replace(ELSEWHERE, pid=7)], ids=["here", "elsewhere"])
+@pytest.mark.parametrize("step", ["replace", "delete"])
+def test_sweeping_takes_no_claim_from_one_who_came_meanwhile(host, monkeypatch, step, sweeper):
+    """Somebody who waits for the vacant claim looks at it between any two steps of the sweep."""
+    host.put(other(0.0))
+    real, taken = getattr(LocalStore, step), []
+
+    class Waits(Exception):
+        pass
+
+    def wait() -> None:
+        raise Waits
+
+    def between(store, *arguments):
+        monkeypatch.setattr(LocalStore, step, real)
+        host.on_sleep = wait
+        with suppress(Waits):
+            taken.append(host.claims()._wait_for(KEY))
+        return real(store, *arguments)
+
+    monkeypatch.setattr(LocalStore, step, between)
+    swept = host.claims(sweeper).sweep([KEY])
+    assert ([host.read()], swept) == ((taken, []) if taken else ([None], [KEY]))
+    assert bool(taken) is (step == "replace")
+
+
+def test_a_sweep_that_is_killed_half_way_binds_nobody(host, monkeypatch):
+    host.put(other(0.0))
+    with monkeypatch.context() as patch:
+        patch.setattr(LocalStore, "delete", lambda *arguments: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            host.claims(replace(HERE, pid=7)).sweep([KEY])
+    host.dead.add(7)
+    assert host.claims().sweep([KEY]) == [KEY]
 
 
 texts = st.text(max_size=8)
