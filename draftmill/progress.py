@@ -10,13 +10,15 @@ is passed over until the next one.
 
 from __future__ import annotations
 
+import json
 import os
 import socket
 import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from types import TracebackType
 from typing import Any
 
@@ -64,9 +66,31 @@ class Heartbeat:
         """Start the bar and write the first heartbeat."""
         if self._bar is not None:
             self._bar.start()
-            self._task = self._bar.add_task(self._label, total=self._total)
+            self._task = self._bar.add_task(self._label, total=self._total, completed=self.done)
         self._write("running")
         return self
+
+    def recall(self, told: Mapping[str, int]) -> None:
+        """Begin with the rows of an earlier try (rows_left), until they are counted again; to be called before entering."""
+        self.done = self._resumed = told.get("done", 0)
+        self._total = self._fields["total"] = told.get("total", self._total)
+        self._facts.update({name: told[name] for name in ("useful", "rejected") if name in told})
+
+    @contextmanager
+    def waiting(self) -> Iterator[None]:
+        """Tell that the job lives while something else gets on, which has a deadline of its own."""
+        over = threading.Event()
+        thread = threading.Thread(target=self._live, args=(over,), name="heartbeat-waiting", daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            over.set()
+            thread.join()
+
+    def _live(self, over: threading.Event) -> None:
+        while not over.wait(_BEAT_SECONDS):
+            self._write("running")
 
     def resume(self, done: int) -> None:
         """Units that an earlier, killed run had finished; they count as done but not towards the rate."""
@@ -155,6 +179,18 @@ class Heartbeat:
         self._facts.update({"error": message[:_ERROR], **(facts or {})})
         self._write("failed")
         self._writer.settle(_LAST_WORD_S)
+
+
+def rows_left(heartbeat: bytes) -> dict[str, int]:
+    """The rows of a job that did not finish, as its heartbeat calls them; empty for a finished one and for no heartbeat."""
+    try:
+        beat = json.loads(heartbeat)
+    except ValueError:
+        return {}
+    if not isinstance(beat, dict) or beat.get("state") == "done":
+        return {}
+    counts = {name: beat.get(name) for name in ("total", "done", "useful", "rejected")}
+    return {name: rows for name, rows in counts.items() if isinstance(rows, int) and rows >= 0}
 
 
 class _Writer:

@@ -69,7 +69,7 @@ def build(project: GpuProject, out: Path, samples: int, at_least: int = 4) -> di
     """
     begun = project.folder / "measured.json"
     if begun.exists():
-        project.forget(json.loads(begun.read_text()))
+        forget(project, json.loads(begun.read_text()))
     graph = project.graph()
     shards = [name for name in graph.shards if graph.wanted("generate", name)]
     if graph.pilot_shard in shards:
@@ -106,6 +106,13 @@ def build(project: GpuProject, out: Path, samples: int, at_least: int = 4) -> di
         "job_seconds": told(project, "seconds: "),
         "lane": told(project, " in flight"),
     }
+
+
+def forget(project: GpuProject, shards: Sequence[str]) -> None:
+    """Remove what was generated of shards, and their jobs' logs, the first of which shows when a build has begun."""
+    project.forget(shards)
+    for name in shards:
+        (project.folder / f"logs/generate/{name}.log").unlink(missing_ok=True)
 
 
 class First:

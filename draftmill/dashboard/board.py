@@ -23,6 +23,8 @@ from draftmill.store.base import ObjectInfo
 
 LOCAL_S, REMOTE_S = 0.5, 3.0
 """Pauses between two looks at a folder and at S3, where a listing is paid for."""
+GLANCE_S = 0.7
+"""The pause between two glances at the heartbeats of jobs at work, inside the long pause of S3."""
 IDLE_S, WATCHED_S = 15.0, 40.0
 """The pause while nobody watches, and how long somebody who asked counts as watching."""
 SILENT_S = 20.0
@@ -102,13 +104,25 @@ class Board:
 
     def _run(self) -> None:
         while not self._stop.is_set():
-            self._looking_since = self._clock()
-            self.look()
-            took = self._clock() - self._looking_since
-            self._looking_since = None
-            watched = self._clock() - self._asked <= WATCHED_S
-            self._wake.wait(max(self._pause, took * _BUSY_SHARE) if watched else IDLE_S)
+            began = self._clock()
+            self._timed(self.look)
+            took = self._clock() - began
+            watched = began + took - self._asked <= WATCHED_S
+            self._rest(max(self._pause, took * _BUSY_SHARE) if watched else IDLE_S, glance=watched)
             self._wake.clear()
+
+    def _timed(self, work: Callable[[], None]) -> None:
+        """Do what asks the store, so that a silence is noticed."""
+        self._looking_since = self._clock()
+        work()
+        self._looking_since = None
+
+    def _rest(self, pause: float, *, glance: bool) -> None:
+        """Wait until the next look is due or somebody comes; with glances meanwhile, if they are wanted."""
+        until = time.monotonic() + pause
+        while (left := until - time.monotonic()) > 0 and not self._wake.wait(min(left, GLANCE_S) if glance else left):
+            if glance and left > GLANCE_S:
+                self._timed(self.glance)
 
     def look(self) -> None:
         """Look once; what goes wrong becomes the problem."""
@@ -119,6 +133,18 @@ class Board:
         except Exception as error:  # whatever it is, the board must go on looking
             message = str(error) if isinstance(error, UserError) else f"{type(error).__name__}: {error}"
             self._failed = Problem(self._failed.since if self._failed else self._clock(), message)
+
+    def glance(self) -> None:
+        """Look at the heartbeats of jobs at work alone; whatever is wrong with the store is for the next look to say."""
+        view = self._view
+        if view is None or self._failed is not None:
+            return
+        try:
+            newer = self.reader.newer(view.snapshot)
+            if newer is not None:
+                self._view = self._seen(newer)
+        except Exception:
+            return
 
     def _seen(self, snapshot: Snapshot) -> View:
         if not snapshot.listing:

@@ -12,6 +12,7 @@ Nothing here speaks HTTP: whether the server answers well is for its users to ju
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import json
 import os
@@ -71,7 +72,8 @@ class Keeper:
             self._leaving = f"a fault: {error}"
         finally:
             self._say(f"leaving: {self._leaving or 'a fault'}")
-            self._note(state="leaving", why=self._leaving)
+            with contextlib.suppress(OSError):  # on a full disk the server is to be ended all the same
+                self._note(state="leaving", why=self._leaving)
             self._stop()
             server_record.remove(self._place, self._plan.token)
 
@@ -96,7 +98,8 @@ class Keeper:
             self._leaving = self._leaving or f"not used for {self._plan.idle_s:g} s"
         elif self._child is not None and now - self._weighed >= _WEIGH_S:
             self._weighed = now
-            self._note(host_bytes=sum(_resident(found.pid) for found in self._others()))
+            with contextlib.suppress(OSError):  # a full disk is no reason to end a server; it is weighed again
+                self._note(host_bytes=sum(_resident(found.pid) for found in self._others()))
 
     def _holds(self) -> bool:
         """Whether the lease says that this process is its holder; once it does it stays so."""
@@ -193,7 +196,7 @@ class Keeper:
         server_record.write(self._place, self._record)
 
     def _say(self, text: str) -> None:
-        with open(self._plan.log, "ab") as log:
+        with contextlib.suppress(OSError), open(self._plan.log, "ab") as log:
             log.write(f"[keeper] {text}\n".encode())
 
 

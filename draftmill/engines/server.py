@@ -90,6 +90,14 @@ class ManagedServer:
         record = self._record()
         return record.began if record else 0.0
 
+    def loaded(self) -> ManagedServer:
+        """The server when its epoch has proven itself, at once if it has or is dead; blocks while it loads.
+
+        Raises UserError when it does not start.
+        """
+        proven = server_record.proven(Path(self.place), self.token) == self.epoch
+        return self if proven or not self.alive() else _wait(self, after=self.epoch - 1)
+
     def restart(self, reason: str) -> ManagedServer:
         """End the server and start it again on another port; blocks until the new one has proven itself.
 

@@ -56,6 +56,13 @@ class ServerHandle(Protocol):
         """Whether the server's process lives; True if that cannot be known."""
         ...
 
+    def loaded(self) -> ServerHandle:
+        """The server when it has loaded, at once if it has; blocks while somebody's restart of it goes on.
+
+        Raises UserError when it does not start.
+        """
+        ...
+
     def restart(self, reason: str) -> ServerHandle:
         """End the server and start it again with the same settings; the port may move. Blocks until it is ready.
 
@@ -98,6 +105,10 @@ class FixedServer:
     def alive(self) -> bool:
         """True: only its answers can tell."""
         return True
+
+    def loaded(self) -> FixedServer:
+        """As it is: only its answers can tell."""
+        return self
 
     def restart(self, reason: str) -> ServerHandle:
         """Raises UserError: it is not ours."""

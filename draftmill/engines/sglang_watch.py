@@ -86,6 +86,14 @@ class Events(Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True)
+class Wrong:
+    """What is wrong with the answer to a canary; `cut` if there is none only because the connection broke."""
+
+    words: str
+    cut: bool
+
+
 class Interrupted(Exception):
     """The server went away under a row, which is to be asked again."""
 
@@ -135,6 +143,8 @@ class Watched:
 
     async def _begin(self) -> None:
         with self._failing():
+            # A lane that has died since may have asked for its restart.
+            self.handle = await asyncio.to_thread(self.handle.loaded)
             if not await self._open():
                 await self._bring_back("it did not answer the first canary", self._config.patience_seconds)
             self._serve()
@@ -172,7 +182,7 @@ class Watched:
         self._wire, self._era, self._span, self._good = Wire(self.handle.url), secrets.token_hex(6), 0, 0
         self._window.clear()
         self._progress = Progress(time.monotonic())
-        return not await self._sing(self._config.stall_seconds)
+        return await self._sing(self._config.stall_seconds) is None
 
     # Rows ------------------------------------------------------------------------------------------------------------
 
@@ -250,30 +260,34 @@ class Watched:
                 wrong = await self._interruptible(self._sing(self._asking.deadline(self._asking.longest)))
             except Interrupted:
                 return False
-            if wrong:
-                self.fall(wrong, sick=True, died=await self._dead())
-            return not wrong
+            if wrong is not None:
+                died = await self._dead()
+                # A death under the canary says as little of the rows before it as a death under a row.
+                self.fall(wrong.words, sick=not (died and wrong.cut), died=died)
+            return wrong is None
 
     def serves(self, era: str) -> bool:
         """Whether rows of this era may still turn out bad."""
         return era == self._era and self.state in ("serving", "draining")
 
-    async def _sing(self, deadline_s: float) -> str:
-        """Ask the canary; what is wrong with its answer, or "" if nothing is."""
+    async def _sing(self, deadline_s: float) -> Wrong | None:
+        """Ask the canary; what is wrong with its answer, or None if nothing is."""
         self._span += 1
-        sent, wrong = self._span, ""
-        for _ in range(_CANARY_TRIES):
+        sent, wrong = self._span, None
+        for number in range(_CANARY_TRIES):
             outcome = await self._send(self._canary.request, deadline_s)
             if isinstance(outcome, Failure):
-                wrong = f"it did not answer the canary ({outcome.reason}: {outcome.detail})"
-                if outcome.reason == "connection":
+                cut = outcome.reason == "connection"
+                words = f"it did not answer the canary ({outcome.reason}: {outcome.detail})"
+                wrong = Wrong(words, cut and number == 0)
+                if cut:
                     break
                 continue
             self._progress.mark(time.monotonic())
             if self._canary.agrees(outcome.output_ids):
                 self._good, self._canary_at = sent, time.monotonic()
-                return ""
-            wrong = "it answers the canary with other tokens than at first"
+                return None
+            wrong = Wrong("it answers the canary with other tokens than at first", cut=False)
         return wrong
 
     async def _watch(self) -> None:

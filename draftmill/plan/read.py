@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import tempfile
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ from draftmill.provenance import read as read_provenance
 from draftmill.records import read_record
 from draftmill.store.base import ObjectInfo, Store
 from draftmill.store.local import LocalStore
+from draftmill.waits import Span, waits
 from draftmill.workflow import graph_of
 
 # The newest jobs of a stage; more would hardly narrow an interval and are a request each.
@@ -108,23 +110,40 @@ def _completions(
 
 
 def _done(graph: Graph, store: Store, listing: Mapping[str, ObjectInfo]) -> tuple[Done, ...]:
+    """What the newest finished jobs did that did something themselves, with the waits of their GPUs before them."""
     found = []
     for stage in GPU_STAGES:
         beats = [key for key in listing if key.startswith(f"progress/{stage}/")]
         newest = sorted(beats, key=lambda key: (-listing[key].modified, key))[:_JOBS_READ]
-        found += [done for key in newest if (done := _of_job(graph, store, listing, key)) is not None]
-    return tuple(found)
+        found += [seen for key in newest if (seen := _of_job(store, listing, key)) is not None]
+    waited = waits([seen.span for seen in found])
+    return tuple(seen.done(wait, graph) for seen, wait in zip(found, waited, strict=True) if seen.rows > 0)
 
 
-def _of_job(graph: Graph, store: Store, listing: Mapping[str, ObjectInfo], key: str) -> Done | None:
-    """What a heartbeat, and the record where there is one, say of a finished job; None if it did nothing itself."""
+@dataclass(frozen=True)
+class _Seen:
+    """A finished job, as its heartbeat and record tell."""
+
+    entry: Entry
+    rows: int
+    tokens: int
+    span: Span
+
+    def done(self, wait: float, graph: Graph) -> Done:
+        gpus, began, ended = self.span
+        held = len(gpus) or graph.gpus(self.entry.stage)
+        return Done(self.entry.stage, self.entry.fp, self.rows, self.tokens, (ended - began + wait) * held)
+
+
+def _of_job(store: Store, listing: Mapping[str, ObjectInfo], key: str) -> _Seen | None:
+    """What a heartbeat, and the record where there is one, say of a job; None if it is not finished."""
     entry = identify(key)
     if entry is None:
         return None
     try:
         beat = json.loads(store.get(key))
         did = int(beat["done"]) - int(beat.get("resumed", 0))
-        seconds, gpus = float(beat["updated"]) - float(beat["started"]), len(beat.get("gpus") or ())
+        span: Span = tuple(map(str, beat.get("gpus") or ())), float(beat["started"]), float(beat["updated"])
         tokens, finished = int(beat.get("tokens", 0)), beat["state"] == "done"
     except (KeyError, ValueError, TypeError, AttributeError):
         return None
@@ -132,7 +151,5 @@ def _of_job(graph: Graph, store: Store, listing: Mapping[str, ObjectInfo], key: 
     record = read_record(store, record_key) if record_key in listing else None
     if record is not None and record.finished > record.started:
         # The record spans loading too, in which the GPU is held as well.
-        seconds, gpus = record.finished - record.started, len(record.gpus)
-    if not finished or did <= 0 or seconds <= 0:
-        return None
-    return Done(entry.stage, entry.fp, did, tokens, seconds * (gpus or graph.gpus(entry.stage)))
+        span = tuple(record.gpus), record.started, record.finished
+    return _Seen(entry, did, tokens, span) if finished and span[2] > span[1] else None

@@ -155,6 +155,7 @@ class Lane:
         known = self._shards.get(name)
         shard.flying = known.flying if known else set()
         shard.refill()
+        shard.resumed = known.resumed if known else shard.taken
         self._shards[name] = shard
         self._over.discard(name)
         return shard
@@ -200,7 +201,7 @@ class Lane:
 
     def _beat(self, shard: LaneShard, start: tuple[float, int, int]) -> dict[str, Any]:
         ledger, jobs = shard.ledger, max(sum(len(s.jobs) for s in self._shards.values()), 1)
-        began, tokens, resumed = start
+        began, tokens, found = start
         seconds = max(time.monotonic() - began, 1e-3)
         rejected = sum(1 for key in shard.rows if key not in ledger.answers and ledger.next_attempt(key) is None)
         return {
@@ -208,7 +209,8 @@ class Lane:
             "done": len(ledger.answers) + rejected,
             "useful": len(ledger.answers),
             "rejected": rejected,
-            "resumed": resumed,
+            "resumed": shard.resumed,
+            "found": found,
             "tokens": shard.tokens,
             "failures": len(ledger.failures),
             "retries": self.pool.retries,

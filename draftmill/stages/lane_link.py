@@ -181,7 +181,7 @@ def _tell(beat: Heartbeat, news: Mapping[str, Any]) -> None:
     servers = news["servers"]
     facts = {
         name: news[name]
-        for name in ("useful", "rejected", "failures", "retries", "tokens_1m", "tokens_per_second", "lane")
+        for name in ("found", "useful", "rejected", "failures", "retries", "tokens_1m", "tokens_per_second", "lane")
     }
     known = {**facts, "server": servers[0] if servers else None}
     beat.report(news["done"], news["tokens"], news["resumed"], known, news["total"])

@@ -32,7 +32,10 @@ class Loaded:
 
 @dataclass
 class LaneShard:
-    """A shard in the lane: what is still to be sent, what is in flight, and the jobs that wait for it."""
+    """A shard in the lane: what is still to be sent, what is in flight, and the jobs that wait for it.
+
+    `resumed` rows were in its journal when it came into the lane; `tokens` are those of rows answered since.
+    """
 
     name: str
     rows: Mapping[Key, Asked]
@@ -40,6 +43,7 @@ class LaneShard:
     todo: deque[Asked] = field(default_factory=deque)
     flying: set[Key] = field(default_factory=set)
     jobs: set[object] = field(default_factory=set)
+    resumed: int = 0
     tokens: int = 0
     moved: asyncio.Event = field(default_factory=asyncio.Event)
     writing: asyncio.Lock = field(default_factory=asyncio.Lock)

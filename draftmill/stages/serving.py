@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+from draftmill import layout
 from draftmill.catalog import parts
 from draftmill.engines.server import leave, open_server
 from draftmill.engines.server_checks import check_urls
@@ -20,9 +21,10 @@ from draftmill.engines.server_command import wanted
 from draftmill.engines.sglang_api import FixedServer
 from draftmill.gpu import processes
 from draftmill.job import RUN_VARIABLE, Job
-from draftmill.progress import Heartbeat
+from draftmill.progress import Heartbeat, rows_left
 from draftmill.stages.lane_link import LaneLink, LaneOrder, lane_place
 from draftmill.store.journal import Journal
+from draftmill.store.workplace import without_waiting
 
 LANE_LOG = Path("logs/generate/lane.log")
 
@@ -35,19 +37,16 @@ def generate_on_servers(job: Job) -> None:
     laps = Laps()
     link = _link(job)
     link.begin()
-    with _servers(job) as servers:
+    with _servers(job) as (servers, beat):
         laps.lap("lease and server")
-        wait_for_shard(link, servers, job.journal(), job.heartbeat)
+        wait_for_shard(link, servers, job.journal(), beat)
         laps.lap("rows and writing")
     print(f"seconds: {laps}", flush=True)
 
 
-def wait_for_shard(
-    link: LaneLink, servers: Sequence[Mapping[str, Any]], journal: Journal, heartbeat: Callable[[int], Heartbeat]
-) -> None:
+def wait_for_shard(link: LaneLink, servers: Sequence[Mapping[str, Any]], journal: Journal, beat: Heartbeat) -> None:
     """Wait until the lane has written the shard, and forget its journal then."""
-    with heartbeat(0) as beat:
-        link.wait(servers, beat)
+    link.wait(servers, beat)
     journal.clear()
 
 
@@ -71,21 +70,33 @@ class Laps:
 
 
 @contextmanager
-def _servers(job: Job) -> Iterator[Sequence[Mapping[str, Any]]]:
+def _servers(job: Job) -> Iterator[tuple[Sequence[Mapping[str, Any]], Heartbeat]]:
+    """The servers that the job may use, and its heartbeat."""
     sglang = job.config.generate.sglang
     if sglang.urls:
         found = check_urls(job.config, sglang.urls, patience_s=sglang.patience_seconds)
-        yield [FixedServer(url).reference() for url in found]
+        with _heartbeat(job) as beat:
+            yield [FixedServer(url).reference() for url in found], beat
         return
     identity = str(job.provenance["spec"]["target"]["model"])
-    with job.gpus(wanted(job.config, identity).spec) as lease:
-        handle = open_server(job.config, lease, identity)
+    with job.gpus(wanted(job.config, identity).spec) as lease, _heartbeat(job) as beat:
+        # A server may load for many minutes, in which only its start_seconds tell that it hangs.
+        with beat.waiting():
+            handle = open_server(job.config, lease, identity)
         try:
-            yield [handle.reference()]
+            yield [handle.reference()], beat
         finally:
             # Where a cluster runs the job, all that it started ends with it, and the next job may be on another host.
             if job.config.gate.sentinel == "in_job":
                 leave(job.config.gate, handle.token)
+
+
+def _heartbeat(job: Job) -> Heartbeat:
+    """The job's heartbeat, which tells of the rows of an earlier try until the lane has counted them."""
+    beat = job.heartbeat(0)
+    with suppress(Exception):  # there is none, or the store is away: the work is worth more
+        beat.recall(rows_left(without_waiting(job.store).get(layout.progress(job.stage, job.name))))
+    return beat
 
 
 def _link(job: Job) -> LaneLink:

@@ -16,10 +16,10 @@ _HOUR_S = 3600.0
 
 
 def gpu_seconds(view: JobView, device: str) -> float:
-    """Seconds times GPUs that the last try of a job held, as far as its heartbeat and record tell."""
-    if device == "cpu" or view.job.stage not in GPU_STAGES or view.begun is None or view.ended is None:
+    """Seconds times GPUs that the last try of a job took, as far as its heartbeat and record tell."""
+    if device == "cpu" or view.job.stage not in GPU_STAGES:
         return 0.0
-    return (view.ended - view.begun) * max(len(view.gpus), 1)
+    return view.seconds * max(len(view.gpus), 1)
 
 
 def cost_of(views: Sequence[JobView], left: Mapping[str, Left], config: Config) -> Cost:

@@ -49,13 +49,17 @@ class Gate(Document):
 
 
 class Beat(Document):
-    """The last heartbeat of a job (progress.py). Times are seconds since 1970 by the job's own clock."""
+    """The last heartbeat of a job (progress.py). Times are seconds since 1970 by the job's own clock.
+
+    `resumed` rows are of an earlier run; `found` ones were there when the job came, also those answered ahead of it.
+    """
 
     state: str = "running"
     unit: str = "rows"
     total: Count = 0
     done: Count = 0
     resumed: Count = 0
+    found: Count | None = None
     useful: Count | None = None
     rejected: Count | None = None
     retries: Count | None = None

@@ -2,8 +2,10 @@
 
 A stage's remaining rows are timed by its recently finished jobs: each resample draws that many jobs with replacement
 (Efron's bootstrap, Annals of Statistics 7, 1979), then a pace for each remaining job from the drawn ones, so the interval
-holds both what is not known of the pace and the scatter of single jobs. The sum is spread over the lanes at work now;
-no plan ends before its longest job. Old jobs are left out, because an ETA from the mean since the start stays wrong for
+holds both what is not known of the pace and the scatter of single jobs. A pace is drawn as often as rows were done at it, so
+that the mean is all time over all rows: one job may wait for rows of which half were answered ahead, while others were
+asked for, and a resumed one may have done a single row. The sum is spread over the lanes at work now; no plan ends before
+its longest job. Old jobs are left out, because an ETA from the mean since the start stays wrong for
 hours after a pause or a change of machines.
 
 A single long job, such as training, is timed by itself: n equal units took t, so each takes t/n, with a relative error of
@@ -91,10 +93,11 @@ def idle_reason(views: Sequence[JobView], now: float, nothing: str) -> str | Non
 
 def _left(stage: str, views: Sequence[JobView], waiting: Sequence[JobView]) -> tuple[Left | None, str | None]:
     lanes = max(sum(view.live for view in waiting), 1)
-    recent = recent_paces(views)
+    recent = recent_work(views)
     if len(recent) >= LEAST_JOBS:
         rows = [max(view.remaining, 1) for view in waiting]
-        return Left(*_draw(np.array(recent), np.array(rows, np.float64)), len(recent), min(lanes, len(rows))), None
+        drawn = _draw(np.array(recent, np.float64), np.array(rows, np.float64))
+        return Left(*drawn, len(recent), min(lanes, len(rows))), None
     if len(waiting) == 1 and (own := own_pace(waiting[0])):
         work = _single(*own)
         return Left(work, work, 1, 1), None
@@ -102,16 +105,14 @@ def _left(stage: str, views: Sequence[JobView], waiting: Sequence[JobView]) -> t
     return None, f"{len(recent)} of {LEAST_JOBS} jobs that it takes are finished" if begun else NOT_BEGUN
 
 
-def recent_paces(views: Sequence[JobView]) -> list[float]:
-    """Seconds a row of the jobs that finished last, each from what its last run did by itself."""
-    timed: list[tuple[float, float]] = []
+def recent_work(views: Sequence[JobView]) -> list[tuple[float, int]]:
+    """Seconds and rows of the jobs that finished last, each of its last run; rows answered ahead are among them."""
+    timed: list[tuple[float, float, int]] = []
     for view in views:
-        if view.state != "done" or view.begun is None or view.ended is None:
-            continue
         rows = max(view.total, 1) - (view.beat.resumed if view.beat is not None else 0)
-        if rows > 0 and view.ended > view.begun:
-            timed.append((view.ended, (view.ended - view.begun) / rows))
-    return [pace for _, pace in sorted(timed)[-RECENT_JOBS:]]
+        if view.state == "done" and view.ended is not None and view.seconds > 0 and rows > 0:
+            timed.append((view.ended, view.seconds, rows))
+    return [(seconds, rows) for _, seconds, rows in sorted(timed)[-RECENT_JOBS:]]
 
 
 def own_pace(view: JobView) -> tuple[float, int, int] | None:
@@ -119,7 +120,7 @@ def own_pace(view: JobView) -> tuple[float, int, int] | None:
     beat = view.beat
     if not view.live or beat is None or view.begun is None or view.ended is None:
         return None
-    units = view.done - beat.resumed
+    units = view.done - max(beat.resumed, beat.found or 0)
     if units < _LEAST_UNITS or view.ended <= view.begun:
         return None
     return (view.ended - view.begun) / units, units, view.remaining
@@ -132,11 +133,18 @@ def _single(pace: float, units: int, remaining: int) -> Floats:
     return pace * remaining * np.clip(1.0 + spread, 0.0, None)
 
 
-def _draw(paces: Floats, rows: Floats) -> tuple[Floats, Floats]:
-    """Total and longest seconds of jobs with these rows, for each resample of the paces: two arrays [resamples]."""
+def _draw(recent: Floats, rows: Floats) -> tuple[Floats, Floats]:
+    """Total and longest seconds of jobs with these rows, for each resample of the recent ones: two arrays [resamples].
+
+    `recent` is [jobs, (seconds, rows)].
+    """
     generator = np.random.default_rng(_SEED)
-    resampled = paces[generator.integers(len(paces), size=(_RESAMPLES, len(paces)))]
-    chosen = np.take_along_axis(resampled, generator.integers(len(paces), size=(_RESAMPLES, len(rows))), axis=1)
+    resampled = recent[generator.integers(len(recent), size=(_RESAMPLES, len(recent)))]
+    share = np.cumsum(resampled[..., 1], axis=1)
+    # Each resample is the span from its number to the next on one line, so that one search serves all of them.
+    line = share / share[:, -1:] + np.arange(_RESAMPLES)[:, None]
+    places = np.searchsorted(line.ravel(), generator.random((_RESAMPLES, len(rows))) + np.arange(_RESAMPLES)[:, None])
+    chosen = (resampled[..., 0] / resampled[..., 1]).ravel()[places]
     return chosen @ rows, (chosen * rows).max(axis=1)
 
 

@@ -8,25 +8,26 @@ whose clock is behind sees no heartbeat from the future.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence, Set
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 from draftmill import layout
 from draftmill.graph import Graph
 from draftmill.state.documents import Beat, Claim, JobRecord, ShardAudit
 from draftmill.state.plan import Finished, JobName, Plan, job_names
-from draftmill.state.read import Job, Snapshot
+from draftmill.state.read import LOST_S, Job, Snapshot
 from draftmill.state.types import JobState
+from draftmill.waits import Span, waits
 
 STALE_S = 60.0
-LOST_S = 600.0
-"""A job that gets on says so every few seconds: after a minute something is wrong, after ten it is given up for dead."""
+"""A job that gets on says so every few seconds: after a minute something is wrong, after LOST_S it is given up for dead."""
 
 
 @dataclass(frozen=True, slots=True)
 class JobView:
     """One job. `heard` is when the store last got its heartbeat, `begun` and `ended` the span that is known of it.
 
+    `waited` are seconds that its GPUs were without a job before it (waits.py).
     `useful` and `rejected` are None where nobody has said; `done` counts both.
     """
 
@@ -43,6 +44,12 @@ class JobView:
     heard: float | None
     beat: Beat | None = None
     record: JobRecord | None = None
+    waited: float = 0.0
+
+    @property
+    def seconds(self) -> float:
+        """The time that it took, with the wait before it; 0 where that is not known."""
+        return 0.0 if self.begun is None or self.ended is None else self.ended - self.begun + self.waited
 
     @property
     def live(self) -> bool:
@@ -124,7 +131,19 @@ def _views(snapshot: Snapshot, plan: Plan, graph: Graph, now: float) -> list[Job
     finished = Finished(graph)
     audits = {shard: snapshot.audits.get(graph.audit(shard)) for shard in graph.shards}
     broken = {shard for shard in graph.shards if graph.failed_audit(shard) in snapshot.listing}
-    return [_view(snapshot, plan, job, finished(job), audits, broken, now) for job in job_names(graph)]
+    return after_waits([_view(snapshot, plan, job, finished(job), audits, broken, now) for job in job_names(graph)])
+
+
+def after_waits(views: Sequence[JobView]) -> list[JobView]:
+    """The jobs with how long the GPUs of each had waited for it."""
+    found = zip(views, waits([_on_gpus(view) for view in views]), strict=True)
+    return [replace(view, waited=wait) if wait else view for view, wait in found]
+
+
+def _on_gpus(view: JobView) -> Span:
+    if view.begun is None or view.ended is None:
+        return (), 0.0, 0.0
+    return view.gpus, view.begun, view.ended
 
 
 def _view(

@@ -1,8 +1,8 @@
 """Units a second: over the last minute, the last hour, and all time in which the stage was at work.
 
 The last minute is what live jobs say of themselves. Longer spans come from what jobs did between their beginning and
-their last heartbeat, taken as even inside a job. Pauses are no work: the overall rate is over the time in which any job
-ran, so that a night without a machine does not slow it down.
+their last heartbeat, taken as even inside a job; a short wait before a job is part of it. Pauses are no work: the overall
+rate is over the time in which any job ran, so that a night without a machine does not slow it down.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Work:
 def rate_of(views: Sequence[JobView], amount: Callable[[JobView], float], now: float) -> Rate:
     """The rates of one stage's jobs, where `amount` is what a job's last run did."""
     work = [
-        Work(view.begun, view.ended, amount(view))
+        Work(view.begun - view.waited, view.ended, amount(view))
         for view in views
         if view.begun is not None and view.ended is not None and amount(view)
     ]

@@ -10,7 +10,7 @@ import json
 import re
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -38,10 +38,13 @@ Job = tuple[str, str]
 Choose = Callable[[Plan | None], tuple[Plan | None, list[str]]]
 """Takes the plan that the last build announced, gives the one to show and what a person should know about it."""
 
+LOST_S = 600.0
+"""Seconds without a heartbeat after which a job is given up for dead."""
 _JOB_KEY = re.compile(r"(progress|records|claims)/([a-z_]+)/([0-9a-f-]+)\.json")
 _AUDIT_KEY = re.compile(r"audits/(failed/)?[0-9a-f]{12}-[0-9a-f]{12}\.json")
 _SHOWN_KEYS = 3
 _LARGE, _AT_ONCE = 4000, 6
+_NEWEST = 64
 _PARTS = (
     *("completions/", "prompts/", "audits/", "hidden/", "drafter/", "pilot/", "eval/", "report/", "claims/"),
     *(f"{folder}/{stage}/" for folder in ("records", "progress") for stage in STAGES),
@@ -102,6 +105,28 @@ class Reader:
         self._models = {key: held for key, held in self._models.items() if key in listing}
         self._cache.save()
         return snapshot
+
+    def newer(self, snapshot: Snapshot) -> Snapshot | None:
+        """The snapshot with the newest heartbeats of jobs at work as they are by now; None if none has changed.
+
+        These are at most 64 objects, asked for one by one: nothing is listed. Raises what the store raises when away.
+        """
+        at_work = (job for job, beat in snapshot.beats.items() if beat.state == "running")
+        heard = {job: snapshot.listing[layout.progress(*job)] for job in at_work}
+        # A killed job's heartbeat says for ever that it runs.
+        since = max((info.modified for info in heard.values()), default=0.0) - LOST_S
+        jobs = sorted((job for job in heard if heard[job].modified > since), key=lambda job: heard[job].modified)[
+            -_NEWEST:
+        ]
+        with ThreadPoolExecutor(_AT_ONCE) as pool:
+            found = zip(jobs, pool.map(self.store.info, [heard[job].key for job in jobs]), strict=True)
+            changed = {job: info for job, info in found if info and version_of(info) != version_of(heard[job])}
+        if not changed:
+            return None
+        listing = {**snapshot.listing, **{info.key: info for info in changed.values()}}
+        keys = {info.key: ("progress", *job) for job, info in changed.items()}
+        beats = self._jobs("progress", keys, listing, Beat, [])
+        return replace(snapshot, listing=listing, beats={**snapshot.beats, **beats})
 
     def _list(self) -> dict[str, ObjectInfo]:
         """The listing; of a large store in parts at once, without the parts that no state is read from."""

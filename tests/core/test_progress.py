@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from draftmill.progress import Heartbeat
+from draftmill.progress import Heartbeat, rows_left
 from tests.gpu_gate.conftest import until
 
 KEY = "progress/generate/x.json"
@@ -72,7 +72,7 @@ def test_what_an_earlier_run_had_done_counts_but_not_in_the_rate(store, clock, b
 
 
 def test_what_an_earlier_try_told_stands_until_it_is_counted_again(store, clock, beat):
-    beat.recall(7, 20, {"useful": 6, "rejected": 1})
+    beat.recall({"done": 7, "total": 20, "useful": 6, "rejected": 1})
     with beat:
         first = told(store, beat)
         clock.now += 2
@@ -81,6 +81,23 @@ def test_what_an_earlier_try_told_stands_until_it_is_counted_again(store, clock,
     names = ("total", "done", "resumed", "useful", "tokens_per_second")
     assert [first[name] for name in names] == [20, 7, 7, 6, 0.0]
     assert [found[name] for name in names] == [21, 5, 4, 5, 5.0]
+
+
+@pytest.mark.parametrize(
+    ("heartbeat", "rows"),
+    [
+        (
+            b'{"state": "failed", "done": 7, "total": 20, "useful": 6, "tokens": 9}',
+            {"done": 7, "total": 20, "useful": 6},
+        ),
+        (b'{"done": -1, "total": "many", "rejected": 2}', {"rejected": 2}),
+        (b'{"state": "done", "done": 7}', {}),
+        (b'{"done": 7', {}),
+        (b"[7]", {}),
+    ],
+)
+def test_the_rows_of_an_earlier_try_are_read_with_patience(heartbeat, rows):
+    assert rows_left(heartbeat) == rows
 
 
 def test_a_job_that_waits_for_something_that_gets_on_is_not_silent(store, clock, beat, monkeypatch):

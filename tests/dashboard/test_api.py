@@ -25,8 +25,10 @@ from draftmill.state.documents import ShardAudit, SourceCounts
 from draftmill.state.read import Reader
 from draftmill.store.local import LocalStore
 from tests.dashboard.conftest import WAIT_S
-from tests.state.made_store import GPUS, MadeStore, Memory, heartbeat
+from tests.state.made_objects import heartbeat
+from tests.state.made_store import GPUS, MadeStore
 from tests.state.made_texts import SOURCES
+from tests.state.memory import Memory
 
 
 def value(client: TestClient, path: str) -> dict:

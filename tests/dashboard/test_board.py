@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from starlette.testclient import TestClient
 
+from draftmill import layout
 from draftmill.dashboard.app import application
 from draftmill.dashboard.board import SILENT_S, Board
 from draftmill.dashboard.history import History
@@ -18,7 +19,8 @@ from draftmill.state.read import Reader
 from draftmill.state.types import GateVerdict, Lane
 from draftmill.store.local import LocalStore
 from tests.dashboard.conftest import BASE, until
-from tests.state.made_store import MadeStore, Memory
+from tests.state.made_store import MadeStore
+from tests.state.memory import Memory
 
 
 class Fragile(Memory):
@@ -27,14 +29,23 @@ class Fragile(Memory):
     def __init__(self, objects: dict[str, tuple[bytes, float]]) -> None:
         super().__init__(objects)
         self.error: Exception | None = None
+        self.asked: list[str] = []
         self.go = threading.Event()
         self.go.set()
 
     def list(self, prefix: str = ""):
+        self.answer()
+        return super().list(prefix)
+
+    def info(self, key: str):
+        self.answer()
+        self.asked.append(key)
+        return super().info(key)
+
+    def answer(self) -> None:
         self.go.wait(60)
         if self.error is not None:
             raise self.error
-        return super().list(prefix)
 
 
 @pytest.fixture
@@ -131,6 +142,70 @@ def test_the_revision_stays_while_only_heartbeats_change(tmp_path: Path) -> None
     store.put("eval/0123456789ab.json", b"{}")
     board.look()
     assert board.view.revision == before.revision + 1
+
+
+def rows_done(board: Board) -> int:
+    assert board.view is not None
+    return sum(stage.rows.done for stage in board.view.state.stages)
+
+
+def test_a_glance_shows_a_new_heartbeat_and_lists_nothing() -> None:
+    made = MadeStore(shards=20)
+    fragile = Fragile(made.objects)
+    board = Board(Reader(fragile), clock=lambda: made.now)
+    board.look()
+    before, rows = board.view, rows_done(board)
+    assert before is not None
+    board.glance()
+    assert board.view is before, "nothing changed"
+    made.tick(fragile)
+    fragile.put("eval/fedcba987654.json", b"{}")
+    gets = fragile.gets
+    running = [layout.progress(*job) for job, beat in before.snapshot.beats.items() if beat.state == "running"]
+    fragile.asked.clear()
+    board.glance()
+    assert (board.view.number, board.view.revision) == (before.number + 1, before.revision)
+    assert rows_done(board) == rows + 1
+    assert fragile.gets == gets + 1
+    assert "eval/fedcba987654.json" not in board.view.snapshot.listing, "that is for the next look"
+    assert len(fragile.asked) == len(running) - 1, "of the one that was killed an hour ago nothing is to be expected"
+
+
+def test_a_heartbeat_that_is_gone_or_a_store_that_is_away_is_for_the_next_look(
+    made: MadeStore, fragile: Fragile
+) -> None:
+    board = Board(Reader(fragile), clock=lambda: made.now)
+    board.glance()
+    assert board.view is None
+    board.look()
+    before = board.view
+    assert before is not None
+    key = made.tick(fragile)
+    fragile.error = OSError("I/O error")
+    board.glance()
+    assert board.view is before
+    assert board.problem() is None
+    fragile.error = None
+    fragile.objects.pop(key)
+    board.glance()
+    assert board.view is before
+
+
+def test_between_two_looks_at_s3_heartbeats_are_seen_and_a_silence_is_told(made: MadeStore, fragile: Fragile) -> None:
+    now = [made.now]
+    board = Board(Reader(fragile), remote=True, clock=lambda: now[0])
+    board._pause = 3600.0
+    with TestClient(application(board), base_url=BASE) as client:
+        until(lambda: board.view is not None)
+        made.tick(fragile)
+        until(lambda: board.view is not None and board.view.number == 2)
+        fragile.go.clear()
+        until(lambda: board._looking_since is not None)
+        now[0] += SILENT_S + 1
+        until(lambda: board.problem() is not None)
+        assert "does not answer" in client.get("/api/state").json()["problem"]["message"]
+        fragile.go.set()
+        until(lambda: board.problem() is None)
 
 
 def lane(verdict: str, memory: int) -> Lane:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import shutil
 import signal
 import subprocess
 import time
@@ -15,7 +16,7 @@ from draftmill.engines import server
 from draftmill.gpu import check as by_hand
 from draftmill.gpu import processes
 from tests.gpu.generate_steps import pretend
-from tests.gpu.visit import Unfinished, Visit
+from tests.gpu.visit import NotFinal, StepFailed, Unfinished, Visit
 
 _TRIES, _STALE_S = 5, 3.0
 # What a kill with its recovery takes on one H200 at most: a server's start.
@@ -93,7 +94,7 @@ class Kills:
         for _ in range(_TRIES):
             self.start()
             if not self.flowing(150):
-                raise RuntimeError("the build was over before all kills were made: give more --kill-prompts")
+                raise NotFinal("the build was over before all kills were made: give more --kill-prompts")
             time.sleep(self.rng.uniform(0.2, 4))
             began, rows = time.monotonic(), self.rows()
             if self._kill(kind):
@@ -138,7 +139,8 @@ class Diary:
 
     def __init__(self, visit: Visit) -> None:
         self._path, args = visit.work / "kills.json", visit.args
-        if self._path.exists():
+        self.new = not self._path.exists()
+        if not self.new:
             found = json.loads(self._path.read_text())
         else:
             kinds = ["job", "server", "snakemake"] * args.kills + ["keeper"] * args.keeper_kills
@@ -156,6 +158,10 @@ class Diary:
     def save(self) -> None:
         found = {"kinds": self.kinds, "done": self.done, "tries": self.tries, "stops": self.stops}
         self._path.write_text(json.dumps(found))
+
+    def forget(self) -> None:
+        """Have the next call begin anew."""
+        self._path.unlink(missing_ok=True)
 
 
 def bound(diary: Diary, shards: int, flush_rows: int, in_flight: int) -> dict[str, int]:
@@ -197,15 +203,17 @@ def kills(visit: Visit) -> None:
     """SIGKILL of job, server and Snakemake, then the reckoning: every prompt once, few rows twice, no memory left."""
     args = visit.args
     in_flight = min(args.in_flight, 128)
+    # A server of an earlier step would have its log, and the rows it answers, in that step's folder.
+    server.end_servers(visit.policy)
+    diary = Diary(visit)
+    if diary.new:
+        shutil.rmtree(visit.work / "kills", ignore_errors=True)
     project = visit.project(
         "kills", args.kill_prompts, args.kill_samples, shard_rows=max(args.kill_prompts // 8, 4), retries=20,
         flush_rows=args.flush_rows, in_flight=in_flight, sglang={"ahead_rows": 8 * in_flight},
         server={"idle_seconds": 90, "max_restarts": 20},
     )  # fmt: skip
     pretend(project)
-    # A server of an earlier step would have its log, and the rows it answers, in that step's folder.
-    server.end_servers(visit.policy)
-    diary = Diary(visit)
     run = Kills(visit, project, list(project.graph().shards))
     run.tries = diary.tries
 
@@ -234,14 +242,18 @@ def kills(visit: Visit) -> None:
         judge(found, diary, allowed)
         return found
 
+    keep = True
     try:
         visit.step("kills", disturb, 540)
         visit.step("kills_reckoning", finish, 240)
+    except StepFailed as step:
+        keep = step.final
+        raise
     finally:
         if run.builder is not None and run.builder.poll() is None:
             diary.stops += 1
             run.end()
-        diary.save()
+        diary.save() if keep else diary.forget()
     visit.step("kills_memory", lambda: freed(visit), 60)
 
 

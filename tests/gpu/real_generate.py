@@ -10,7 +10,8 @@ No server is left behind: at the end, also after an error or a limit, all of the
 Exits with 1 when a step failed.
 
 Where a command may only run for minutes, give the same one again and again while it exits with 3: with `--resume` and a
-`--work` that stays, each call makes what is left, and begins nothing that it has no time for.
+`--work` that stays, each call makes what is left, and begins nothing that it has no time for. Kills for which the build was
+over too soon are no final failure: the next call makes all of them anew, with more --kill-prompts if they are given.
 
     python tests/gpu/real_generate.py OUT --work WORK --resume --minutes 9.2 --steps bench,kills,idle --model DIR --prompts F
 """
@@ -60,7 +61,7 @@ def visit(args: argparse.Namespace) -> int:
     """All chosen steps, or what an earlier call has left of them; the exit status."""
     signal.signal(signal.SIGALRM, _too_long)
     signal.signal(signal.SIGTERM, _ended)
-    found, unfinished = Visit(args), ""
+    found, unfinished, again = Visit(args), "", list[str]()
     try:
         for name in args.steps.split(","):
             if name in found.over:
@@ -71,8 +72,11 @@ def visit(args: argparse.Namespace) -> int:
             except Unfinished as step:
                 unfinished = str(step)
                 break
-            except StepFailed:
-                found.over[name] = False
+            except StepFailed as step:
+                if args.resume and not step.final:
+                    again.append(name)
+                else:
+                    found.over[name] = False
             except Exception:
                 found.steps.append({"step": name, "ok": False, "seconds": 0, "detail": traceback.format_exc()[-6000:]})
                 print(found.steps[-1]["detail"], flush=True)
@@ -81,7 +85,7 @@ def visit(args: argparse.Namespace) -> int:
         found.figures["at_the_end"] = found.clear()
         found.save()
         print(json.dumps(found.figures["at_the_end"]), flush=True)
-    failed = [name for name, well in found.over.items() if not well]
+    failed = [*again, *(name for name, well in found.over.items() if not well)]
     if found.figures["at_the_end"]["verdict"] != "free":
         failed.append("at_the_end")
     said = "failed: " + ", ".join(failed) if failed else "all steps passed"

@@ -4,13 +4,16 @@ import argparse
 import json
 import random
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from tests.gpu import generate_kills
+from benchmarks.generate import run
+from benchmarks.generate.project import GpuProject, Host
+from tests.gpu import generate_kills, real_generate
 from tests.gpu.generate_kills import Diary, Kills, bound, judge
-from tests.gpu.visit import StepFailed, Unfinished, Visit, add_arguments
+from tests.gpu.visit import NotFinal, StepFailed, Unfinished, Visit, add_arguments
 
 FLUSH_ROWS, IN_FLIGHT, SHARDS = 256, 128, 8
 
@@ -70,7 +73,7 @@ def test_a_kill_that_met_nobody_is_made_again(monkeypatch: pytest.MonkeyPatch) -
     assert found["resumed"]
     with pytest.raises(RuntimeError, match="no job was there to be killed"):
         Patient([None] * 5, [True] * 5).kill("job")
-    with pytest.raises(RuntimeError, match="over before all kills"):
+    with pytest.raises(NotFinal, match="over before all kills"):
         Patient([8], [False]).kill("job")
 
 
@@ -142,3 +145,61 @@ def test_what_is_broken_off_in_the_middle_is_left_to_the_next_call(visit: Any) -
         found.step("kills", half, 60)
     assert found.steps[-1]["ok"] is None
     assert visit("--resume").step("kills", lambda: [1], 60) == [1]
+
+
+@pytest.mark.parametrize(
+    ("fault", "options", "made"), [(NotFinal, ["--resume"], 2), (RuntimeError, ["--resume"], 1), (NotFinal, [], 1)]
+)
+def test_kills_for_which_the_build_was_over_too_soon_are_made_again(
+    visit: Any, monkeypatch: pytest.MonkeyPatch, fault: type[Exception], options: list[str], made: int
+) -> None:
+    tries: list[str] = []
+
+    def soon_over() -> None:
+        tries.append("kills")
+        if len(tries) == 1:
+            raise fault("the build was over before all kills were made")
+
+    args = visit(*options).args
+    monkeypatch.setattr(real_generate.signal, "signal", lambda *_: None)
+    monkeypatch.setattr(Visit, "clear", lambda self: {"verdict": "free"})
+    monkeypatch.setattr(real_generate, "STEPS", {"kills": lambda found: found.step("kills", soon_over, 60)})
+    args.steps = "kills"
+    assert real_generate.visit(args) == 1
+    args.resume = True
+    assert real_generate.visit(args) == (0 if made == 2 else 1)
+    assert len(tries) == made
+
+
+def test_a_diary_that_was_forgotten_is_new(visit: Any) -> None:
+    diary = Diary(visit())
+    assert diary.new
+    diary.save()
+    assert not Diary(visit()).new
+    diary.forget()
+    assert Diary(visit()).new
+
+
+def test_the_logs_of_a_build_that_was_broken_off_do_not_begin_the_next_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    project, forgotten, seen = GpuProject(tmp_path, Host(), "m", []), list[str](), list[str]()
+    logs, shards = tmp_path / "logs/generate", ["s1", "s2", "s3", "s4"]
+    logs.mkdir(parents=True)
+    for name in ("s1", "s2", "pilot"):
+        (logs / f"{name}.log").touch()
+    (tmp_path / "measured.json").write_text(json.dumps(shards))
+    graph = SimpleNamespace(shards=shards, pilot_shard="pilot", wanted=lambda *_: True, completions=str)
+
+    def build(*_: Any, **__: Any) -> float:
+        seen.extend(path.name for path in logs.iterdir())
+        raise RuntimeError("that is enough")
+
+    monkeypatch.setattr(project, "forget", forgotten.extend)
+    monkeypatch.setattr(project, "graph", lambda: graph)
+    monkeypatch.setattr(project, "journalled", lambda *_: 0)
+    monkeypatch.setattr(project, "build", build)
+    with pytest.raises(RuntimeError, match="that is enough"):
+        run.build(project, tmp_path, samples=1)
+    assert forgotten == shards
+    assert seen == ["pilot.log"]

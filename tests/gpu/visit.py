@@ -63,7 +63,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--max-new-tokens", type=int, default=256)
     parser.add_argument("--shard-rows", type=int, default=640, help="prompts a shard of the benchmark")
     parser.add_argument("--samples", type=int, default=4, help="answers a prompt of the benchmark")
-    parser.add_argument("--kill-prompts", type=int, default=2000)
+    parser.add_argument("--kill-prompts", type=int, default=2800)
     parser.add_argument("--kill-samples", type=int, default=6)
     parser.add_argument("--kills", type=int, default=3, help="kills of job, server and Snakemake each")
     parser.add_argument("--keeper-kills", type=int, default=1)
@@ -139,7 +139,7 @@ class Visit:
                     return earlier["detail"]
         if self.short_of(name):
             raise Unfinished(name)
-        left, began = self.left(), time.monotonic()
+        left, began, final = self.left(), time.monotonic(), True
         detail: Any
         ok: bool | None
         if left < 5:
@@ -153,7 +153,7 @@ class Visit:
             except Unfinished:
                 detail, ok = "the rest is left to the next call", None
             except BaseException as error:
-                over = self.args.resume and self.left() < 1
+                over, final = self.args.resume and self.left() < 1, not isinstance(error, NotFinal)
                 detail, ok = "".join(traceback.format_exception(error))[-6000:], None if over else False
             finally:
                 signal.setitimer(signal.ITIMER_REAL, 0)
@@ -164,7 +164,7 @@ class Visit:
         if ok is None:
             raise Unfinished(name)
         if not ok:
-            raise StepFailed(name)
+            raise StepFailed(name, final=final)
         return detail
 
     def save(self) -> None:
@@ -209,7 +209,15 @@ class Visit:
 
 
 class StepFailed(Exception):
-    """A step failed; those that build on it are left out."""
+    """A step failed; those that build on it are left out. If it is not final, another call may make it."""
+
+    def __init__(self, name: str, *, final: bool = True) -> None:
+        super().__init__(name)
+        self.final = final
+
+
+class NotFinal(RuntimeError):
+    """What was asked of a step did not suffice; that says nothing of what is tested."""
 
 
 class Unfinished(Exception):

@@ -182,6 +182,24 @@ def test_rates_come_from_heartbeats_and_records_of_finished_jobs_only(folder: Pa
     assert need.rates["speed"].jobs == 2
 
 
+def test_jobs_whose_rows_were_answered_ahead_add_up_to_the_time_that_their_rows_took(folder: Path) -> None:
+    """A lane answers on while one job publishes and the next one starts; a job behind a pause counts by itself."""
+    graph = graph_of(config(), store())
+    fp = graph.specs.fp["generate"]
+    spans = [(0.0, 110.0), (115.0, 210.0), (215.0, 310.0), (5000.0, 5090.0)]
+    for number, (began, ended) in enumerate(spans):
+        name = f"{number:012x}-{fp}"
+        beat("generate", name, tokens=1000, started=began + 3, updated=ended - 1, gpus=["a"])
+        record = Record(stage="generate", name=name, outputs={}, started=began, finished=ended, gpus=["a"])
+        write_record(store(), record)
+    # One that found all its rows in the journal did nothing, but its GPU was no idle one.
+    beat("generate", f"{9:012x}-{fp}", resumed=10, started=4950.0, updated=4990.0, gpus=["a"])
+    need = planned().stage("generate").need
+    assert need.rates["answer"].estimate.value == pytest.approx(4 * 1000 / 40)
+    assert need.rates["speed"].estimate.value == pytest.approx((310 + 10 + 90) / 4000)
+    assert need.rates["speed"].jobs == 4
+
+
 def test_the_pilots_record_gives_lengths_and_a_damaged_one_nothing(folder: Path) -> None:
     key = graph_of(config(), store()).pilot()
     record = {"rows": 10, "tokens": 500, "output_tokens": 200, "completions_bytes": 3000}

@@ -54,6 +54,9 @@ class OwnServer:
     def alive(self) -> bool:
         return self.process.poll() is None
 
+    def loaded(self) -> OwnServer:
+        return self
+
     def restart(self, reason: str) -> OwnServer:
         self.reasons.append(reason)
         if not self.left:

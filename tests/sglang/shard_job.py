@@ -31,12 +31,10 @@ def main() -> None:
         "rejected": str(store.path(layout.rejected(shard, GENERATE)).absolute()),
         "provenance": {},
     }
-    wait_for_shard(
-        LaneLink(LaneOrder(config, GENERATE, shard, ahead, outputs), place),
-        servers,
-        Journal(store, layout.journal("generate", name)),
-        lambda total: Heartbeat(store, layout.progress("generate", name), stage="generate", name=name, total=total),
-    )
+    link = LaneLink(LaneOrder(config, GENERATE, shard, ahead, outputs), place)
+    journal = Journal(store, layout.journal("generate", name))
+    with Heartbeat(store, layout.progress("generate", name), stage="generate", name=name, total=0) as beat:
+        wait_for_shard(link, servers, journal, beat)
 
 
 if __name__ == "__main__":

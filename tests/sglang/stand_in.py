@@ -1,7 +1,8 @@
 """Stands in for `sglang.launch_server` where only its life matters: `python stand_in.py PORT MODEL [how]`.
 
 `how` (also the file STAND_IN_HOW names, read at the start): a JSON object with any of `delay` (seconds before it
-answers), `die` (words it says before it exits with status 1), `model`, `context`, `kv_tokens` (what it says of itself),
+answers), `hold` (a file: it does not answer before that is there), `die` (words it says before it exits with status 1),
+`model`, `context`, `kv_tokens` (what it says of itself),
 `mute` (it never answers a prompt), `full` (so many prompts are answered, and all later ones wait without end).
 """
 
@@ -26,6 +27,8 @@ def main(port: int, model: str, how: dict[str, Any]) -> None:
         print(how["die"], flush=True)
         raise SystemExit(1)
     time.sleep(how.get("delay", 0))
+    while "hold" in how and not Path(how["hold"]).exists():
+        time.sleep(0.02)
     info = {
         "model_path": how.get("model", model),
         "revision": None,

@@ -168,6 +168,40 @@ def test_coming_shards_are_begun_while_the_last_rows_run_and_are_asked_only_once
     assert set(generated(server.record).values()) == {1}
 
 
+def test_rows_answered_ahead_are_work_of_this_run_and_those_of_the_journal_are_not(site, server):
+    here = site()
+    journalled = here.rows["s1"][:7]
+    ledger = here.ledger("s1")
+    for asked in journalled:
+        assert ledger.note(Result(asked.key, *wanted(asked.request(here.config.seed, 0))), 0)
+    ledger.write(ledger.take())
+
+    async def work():
+        await here.do("s0", ["s1", "s2"])
+        while sum(shard.finished for shard in here.lane._shards.values()) < 2:
+            await asyncio.sleep(0.01)
+        return [await here.do(name) for name in ("s1", "s2")]
+
+    resumed, ahead = here.run(work)
+    assert {(beat["resumed"], beat["found"], beat["done"]) for beat in resumed} == {(7, 20, 20)}
+    assert {(beat["resumed"], beat["found"], beat["done"]) for beat in ahead} == {(0, 20, 20)}
+    tokens = [sum(len(found.output_ids) for found in here.answers(name).answers.values()) for name in ("s1", "s2")]
+    known = sum(len(wanted(asked.request(here.config.seed, 0))[0]) for asked in journalled)
+    assert (resumed[-1]["tokens"], ahead[-1]["tokens"]) == (tokens[0] - known, tokens[1])
+
+
+def test_a_job_that_comes_again_to_a_lane_that_lives_resumes_no_more_than_the_first(site, server):
+    here = site(sglang={"in_flight": 2, "ahead_rows": 0})
+
+    async def work():
+        first = await here.do("s0", until=lambda beat: beat["done"] >= 5)
+        return first, await here.do("s0")
+
+    first, second = here.run(work)
+    assert {beat["resumed"] for beat in first + second} == {0}
+    assert second[0]["found"] >= 5
+
+
 def test_no_more_rows_are_taken_ahead_than_is_allowed(site, server):
     here = site(sglang={"ahead_rows": 7, "in_flight": 3})
 

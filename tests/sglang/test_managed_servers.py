@@ -1,5 +1,6 @@
 """The life of a managed server, with the real gate on a fake driver and a stand-in for SGLang."""
 
+import asyncio
 import json
 import os
 import signal
@@ -12,9 +13,11 @@ from typing import Any
 
 import pytest
 
-from draftmill.config import Config, parse
+from draftmill.config import Config, SglangConfig, parse
 from draftmill.engines import server, server_record
 from draftmill.engines.server import ManagedServer, ServerGone
+from draftmill.engines.sglang_pool import Listener, Pool
+from draftmill.engines.sglang_watch import Asking
 from draftmill.errors import UserError
 from draftmill.gpu import gate, lease, processes, reclaim
 from draftmill.gpu.policy import GatePolicy
@@ -351,6 +354,38 @@ def test_each_epoch_is_proven_by_a_first_answer(place: Place) -> None:
     server.end_servers(place.policy)
     until(place.gone, "the end of the server")
     assert server_record.proven(folder, new.token) is None
+
+
+def test_a_lane_that_finds_its_server_loading_waits_for_it(place: Place) -> None:
+    """As after the death of the lane that had asked for a restart: another one would end what is half loaded."""
+    with place.take(config := place.config()) as held:
+        old = server.open_server(config, held, "model-1")
+        place.order(delay=3)
+        server_record.ask_restart(Path(old.place), old.token, old.epoch, "it was sick")
+        until(lambda: place.starts() == 2 and old.state == "restarting", "the restart")
+        loading = server.attach(old.reference())
+        assert server_record.proven(Path(old.place), old.token) == old.epoch < loading.epoch
+        found = asyncio.run(_states_of(loading))
+        assert found == ["starting", "serving"]
+        assert server_record.proven(Path(old.place), old.token) == loading.epoch
+    assert place.starts() == 2
+    (record,) = place.records()
+    assert [why for _, why in record.restarts] == ["it was sick"]
+
+
+async def _states_of(handle: ManagedServer) -> list[str]:
+    """The states that a server goes through in a lane until it serves or is lost."""
+    over = asyncio.Event()
+    listener = Listener(changed=over.set, lost=lambda uuid, error: over.set())
+    pool = Pool(Asking(SglangConfig(), (7,), lambda _, found: found, (1, 2, 3), 16), listener)
+    pool.add(handle)
+    (watched,) = pool.servers.values()
+    states = [watched.state]
+    try:
+        await asyncio.wait_for(over.wait(), 60)
+        return [*states, watched.state]
+    finally:
+        await pool.close()
 
 
 def test_a_record_that_cannot_be_read_now_is_no_dead_server(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:

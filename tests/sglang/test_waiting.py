@@ -205,7 +205,7 @@ class Beat:
 
 NEWS = {
     "done": 1, "tokens": 1, "resumed": 0, "total": 2, "servers": [], "useful": 1, "rejected": 0, "failures": 0,
-    "retries": 0, "tokens_1m": 0, "tokens_per_second": 0, "lane": {},
+    "retries": 0, "tokens_1m": 0, "tokens_per_second": 0, "lane": {}, "found": 0,
 }  # fmt: skip
 
 

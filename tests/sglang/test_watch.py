@@ -113,6 +113,30 @@ def test_a_server_that_dies_while_it_is_drained_is_found(tmp_path, server):
     assert len(server.reasons) == 1
 
 
+@pytest.mark.parametrize(("mode", "asked"), [("die", {1}), ("reset", {2})])
+def test_rows_stand_when_their_server_died_under_the_canary_behind_them(tmp_path, server, mode, asked):
+    """A connection that breaks while the process lives is no death: then nobody vouches for the rows."""
+    here = Site(tmp_path, server, rows=12, flush_rows=1, sglang={"canary_minutes": 60.0})
+
+    async def work():
+        confirm, todo = here.lane.pool.confirm, [mode]
+
+        async def spoilt(stamps):
+            while todo:
+                server.misbehave(todo.pop(), 1)
+            await confirm(stamps)
+
+        here.lane.pool.confirm = spoilt
+        await here.do("s0")
+        await until(lambda: server.reasons and state(here) == ["serving"])
+
+    here.run(work)
+    here.right("s0")
+    assert len(server.reasons) == 1
+    assert "connection" in server.reasons[0]
+    assert set(generated(server.record).values()) == asked
+
+
 class Broken(OwnServer):
     """A server whose restart fails by a fault that nobody thought of."""
 

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from draftmill.store.local import LocalStore
-from tests.state.made_store import MadeStore, Memory
+from tests.state.made_store import MadeStore
+from tests.state.memory import Memory
 
 
 @pytest.fixture(scope="session")

@@ -16,7 +16,8 @@ from draftmill.state.plan import job_names
 from draftmill.state.read import Reader
 from draftmill.state.state import read_state, state_of
 from draftmill.state.types import State
-from tests.state.made_store import MadeStore, Memory
+from tests.state.made_store import MadeStore
+from tests.state.memory import Memory
 
 NOW = 1_800_000_000.0
 TOY = MadeStore(shards=6, rows=8, windows=2, kinds=2, failures=0, broken_audits=0, phase="started")

@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from draftmill.state.cost import cost_of
 from draftmill.state.documents import Beat
-from draftmill.state.eta import LEAST_JOBS, NOT_BEGUN, RECENT_JOBS, recent_paces, stage_eta, whole_eta
-from draftmill.state.jobs import JobView
+from draftmill.state.eta import LEAST_JOBS, NOT_BEGUN, RECENT_JOBS, own_pace, recent_work, stage_eta, whole_eta
+from draftmill.state.jobs import JobView, after_waits
 from draftmill.state.plan import JobName
 from draftmill.state.rates import Work, busy_seconds, last_hour, overall, rate_of
-from draftmill.state.state import read_state
+from draftmill.state.state import _own_rows, _own_tokens, read_state
 from draftmill.state.types import Eta, JobState
-from tests.state.made_store import MadeStore, Memory
+from tests.core.builds import configuration
+from tests.state.made_store import MadeStore
+from tests.state.memory import Memory
 
 NOW = 1_000_000.0
 
@@ -109,12 +113,70 @@ def test_the_interval_holds_the_truth_in_nineteen_of_twenty_builds() -> None:
 def test_the_newest_jobs_decide() -> None:
     slow = [view(seconds=1000.0, ago=1000.0 + place) for place in range(200)]
     fast = [view(seconds=10.0, ago=float(place)) for place in range(RECENT_JOBS)]
-    assert recent_paces([*slow, *fast]) == [0.1] * RECENT_JOBS
+    assert recent_work([*slow, *fast]) == [(10.0, 100)] * RECENT_JOBS
 
 
 def test_a_resumed_job_is_timed_by_the_rows_it_did_itself() -> None:
-    assert recent_paces([view(rows=100, seconds=50.0, resumed=75)]) == [2.0]
-    assert recent_paces([view(rows=100, seconds=50.0, resumed=100)]) == []
+    assert recent_work([view(rows=100, seconds=50.0, resumed=75)]) == [(50.0, 25)]
+    assert recent_work([view(rows=100, seconds=50.0, resumed=100)]) == []
+
+
+def test_a_job_that_was_resumed_for_one_last_row_hardly_counts() -> None:
+    short = [view(rows=100, seconds=60.0, resumed=99, ago=float(place)) for place in range(4)]
+    finished = [*short, *(view(ago=10.0 + place) for place in range(16))]
+    found = eta_of([*finished, view("running", done=0), *(view("waiting") for _ in range(99))])
+    assert 100 * 100 <= (found.middle or 0) <= 100 * 100 * (4 * 60 + 16 * 100) / (4 + 16 * 100)
+
+
+class Running:
+    """The generate jobs that a lane leaves which answers one row after another without a break, on one GPU.
+
+    A shard's rows take the server `shard_s`; a job goes on for `tail_s` behind its last row, and the next one begins `gap_s`
+    later. Meanwhile rows of coming shards are answered.
+    """
+
+    def __init__(self, jobs: int, shard_s: float, tail_s: float, gap_s: float) -> None:
+        self.views, free = list[JobView](), 0.0
+        for number in range(jobs):
+            begun, full = free, (number + 1) * shard_s
+            ended = max(full, begun) + tail_s
+            # The rows that were there when the job came.
+            found = min(max(int(100 * (begun - number * shard_s) / shard_s), 0), 100)
+            beat = Beat(total=100, done=100, tokens=500, found=found, gpus=("GPU-a",))
+            job = JobName("generate", f"{number}", f"{number}")
+            times = (NOW + begun, NOW + ended, NOW + ended)
+            self.views.append(JobView(job, "done", 100, 100, 100, 0, 500, 0, *times, beat))
+            free = ended + gap_s
+        self.now, self.took = NOW + ended, ended
+        self.views = after_waits(self.views)
+
+
+# The server limits the first two, Snakemake's jobs the last.
+RUNS = [Running(40, 100.0, 10.0, 5.0), Running(40, 12.0, 2.0, 5.0), Running(40, 4.0, 1.0, 6.0)]
+
+
+@pytest.mark.parametrize("run", RUNS)
+def test_jobs_whose_rows_were_answered_ahead_are_timed_by_what_the_lane_does(run: Running) -> None:
+    rest = [view("waiting") for _ in range(99)]
+    found, left = stage_eta("generate", [*run.views, view("running", done=0), *rest], run.now)
+    assert found.middle == pytest.approx(100 * run.took / 40, rel=0.03)
+    assert left is not None
+    cost = cost_of(run.views, {"generate": left}, configuration({"device": "cuda"}))
+    assert cost.gpu_hours == pytest.approx(run.took / 3600)
+    assert (cost.expected_low or 0) < run.took * 140 / 40 / 3600 < (cost.expected_high or 0)
+
+
+@pytest.mark.parametrize("run", RUNS)
+def test_rates_count_rows_that_were_answered_ahead_in_the_time_that_they_took(run: Running) -> None:
+    for amount, total in ((_own_rows, 100), (_own_tokens, 500)):
+        found = rate_of(run.views, amount, run.now)
+        assert found.all == pytest.approx(40 * total / run.took)
+        assert found.hour == pytest.approx(40 * total / run.took, rel=0.2)
+
+
+def test_a_job_that_runs_is_timed_by_the_rows_that_were_answered_under_it() -> None:
+    live = replace(view("running", rows=100, done=90, seconds=10.0), beat=Beat(total=100, done=90, found=70))
+    assert own_pace(live) == (0.5, 20, 10)
 
 
 @pytest.mark.parametrize(

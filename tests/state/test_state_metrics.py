@@ -10,7 +10,8 @@ from prometheus_client.parser import text_string_to_metric_families
 from draftmill.state.metrics import metrics
 from draftmill.state.state import read_state
 from draftmill.state.types import State
-from tests.state.made_store import MadeStore, Memory
+from tests.state.made_store import MadeStore
+from tests.state.memory import Memory
 
 
 @pytest.fixture

@@ -13,7 +13,9 @@ from draftmill.state.read import Reader
 from draftmill.state.shards import changed_settings, shard_rows
 from draftmill.state.state import state_of
 from draftmill.state.training import training
-from tests.state.made_store import GPUS, OLD_FP, MadeStore, Memory, heartbeat
+from tests.state.made_objects import heartbeat
+from tests.state.made_store import GPUS, OLD_FP, MadeStore
+from tests.state.memory import Memory
 
 
 def picture(memory: Memory, now: float) -> Picture:

@@ -21,7 +21,9 @@ from draftmill.state.read import Reader
 from draftmill.state.state import read_state, state_of
 from draftmill.store.local import LocalStore
 from tests.core.conftest import is_one_sentence
-from tests.state.made_store import GPUS, MadeStore, Memory, heartbeat
+from tests.state.made_objects import heartbeat
+from tests.state.made_store import GPUS, MadeStore
+from tests.state.memory import Memory
 
 
 def waiting(made: MadeStore, place: int = 1) -> tuple[str, str]:

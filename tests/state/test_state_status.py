@@ -26,7 +26,9 @@ from draftmill.state.words import duration, eta, number, whole_eta
 from draftmill.store.base import ObjectInfo
 from draftmill.store.local import LocalStore
 from tests.core.conftest import is_one_sentence
-from tests.state.made_store import MadeStore, Memory, heartbeat
+from tests.state.made_objects import heartbeat
+from tests.state.made_store import MadeStore
+from tests.state.memory import Memory
 
 WAIT_S = 60.0
 
