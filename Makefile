@@ -6,6 +6,7 @@ export OMP_NUM_THREADS ?= 1
 export TOKENIZERS_PARALLELISM := false
 CORES ?= 4
 GPUS ?= 4
+WORKERS ?= 2
 
 .PHONY: demo demo-s3 serve-s3 test quick browser lint format clean chaos
 
@@ -25,11 +26,11 @@ demo-s3: .venv/ready-dev ## the demo with its store on a real S3 service (Seawee
 serve-s3: .venv/ready-dev ## an S3 service on this machine until Ctrl-C; says what to export
 	$(BIN)/draftmill serve-s3 build-s3
 
-test: .venv/ready-dev ## the whole test suite
-	$(BIN)/python -m pytest
+test: quick ## the whole test suite: what takes seconds first, side by side, and then what takes longer, one after another
+	$(BIN)/python -m pytest -m "slow and not chaos"
 
 quick: .venv/ready-dev ## the tests that take seconds
-	$(BIN)/python -m pytest -m "not slow"
+	$(BIN)/python -m pytest -m "not slow and not chaos" -n $(WORKERS) --dist loadfile
 
 chaos: .venv/ready-dev ## a build through kills and outages on SeaweedFS, held against an undisturbed one; half an hour
 	$(BIN)/python -m pytest -m chaos

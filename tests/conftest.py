@@ -14,6 +14,14 @@ settings.register_profile("draftmill", deadline=None)
 settings.load_profile("draftmill")
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """What needs a real S3 service or a whole build is slow, wherever it stands."""
+    for item in items:
+        if {"weed", "built"} & set(getattr(item, "fixturenames", ())):
+            item.add_marker(pytest.mark.slow)
+
+
 @pytest.fixture(scope="session")
 def built(tmp_path_factory: pytest.TempPathFactory) -> Project:
     """A project that was built once, undisturbed, in a folder: for tests that leave its objects alone."""

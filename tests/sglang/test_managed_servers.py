@@ -25,6 +25,8 @@ from tests.gpu_gate.conftest import Host, fake_driver, host, policy, until, uuid
 from tests.sglang.fake_gpus import Driver, living
 from tests.tiny import config_values
 
+pytestmark = pytest.mark.slow
+
 __all__ = ["fake_driver", "host", "policy"]
 STAND_IN = Path(__file__).with_name("stand_in.py")
 
