@@ -21,10 +21,10 @@ from draftmill.state.state import state_from, state_of
 from draftmill.state.types import State
 from draftmill.store.base import ObjectInfo
 
-LOCAL_S, REMOTE_S = 0.5, 3.0
+LOCAL_S, REMOTE_S = 1.0, 3.0
 """Pauses between two looks at a folder and at S3, where a listing is paid for."""
-GLANCE_S = 0.7
-"""The pause between two glances at the heartbeats of jobs at work, inside the long pause of S3."""
+LOCAL_GLANCE_S, REMOTE_GLANCE_S = 0.3, 0.7
+"""Pauses between two glances at the heartbeats of jobs at work, inside those."""
 IDLE_S, WATCHED_S = 15.0, 40.0
 """The pause while nobody watches, and how long somebody who asked counts as watching."""
 SILENT_S = 20.0
@@ -65,7 +65,7 @@ class Board:
         self.reader = reader
         self.history = History()
         self._clock = clock
-        self._pause = REMOTE_S if remote else LOCAL_S
+        self._pause, self._glance = (REMOTE_S, REMOTE_GLANCE_S) if remote else (LOCAL_S, LOCAL_GLANCE_S)
         self._view: View | None = None
         self._failed: Problem | None = None
         self._looking_since: float | None = None
@@ -120,8 +120,8 @@ class Board:
     def _rest(self, pause: float, *, glance: bool) -> None:
         """Wait until the next look is due or somebody comes; with glances meanwhile, if they are wanted."""
         until = time.monotonic() + pause
-        while (left := until - time.monotonic()) > 0 and not self._wake.wait(min(left, GLANCE_S) if glance else left):
-            if glance and left > GLANCE_S:
+        while (left := until - time.monotonic()) > 0 and not self._wake.wait(min(left, self._glance) if glance else left):
+            if glance and left > self._glance:
                 self._timed(self.glance)
 
     def look(self) -> None:
