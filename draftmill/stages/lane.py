@@ -132,9 +132,12 @@ class Lane:
     async def _take(self, order: Order) -> LaneShard:
         """The shard as its journal has it now: what was in memory counts only if it is in the journal."""
         self._plan = [name for name in order.ahead if name != order.shard]
-        known = self._shards.get(order.shard)
-        if known is None:
-            return self._enter(order.shard, await self._read(order.shard))
+        if order.shard not in self._shards:
+            loaded = await self._read(order.shard)
+            # It may have been begun ahead, for another job's plan, while it was read.
+            if order.shard not in self._shards:
+                return self._enter(order.shard, loaded)
+        known = self._shards[order.shard]
         async with known.writing:
             await known.write()
             loaded = await self._read(order.shard)

@@ -2,6 +2,7 @@
 
 import asyncio
 import random
+import threading
 from dataclasses import replace
 
 import pytest
@@ -200,6 +201,33 @@ def test_a_job_that_comes_again_to_a_lane_that_lives_resumes_no_more_than_the_fi
     first, second = here.run(work)
     assert {beat["resumed"] for beat in first + second} == {0}
     assert second[0]["found"] >= 5
+
+
+def test_a_shard_that_is_begun_ahead_while_its_job_still_reads_it_keeps_its_answers(site, server):
+    here = site(rows=10, flush_rows=1000, flush_seconds=3600.0)
+    load, begun = here.load, threading.Event()
+
+    def slow(name, coming):
+        loaded = load(name, coming)
+        if (name, coming) == ("s1", False):
+            assert begun.wait(30)
+        return loaded
+
+    here.load = slow
+
+    async def work():
+        job = asyncio.create_task(here.do("s1"))
+        while not here.waited:
+            await asyncio.sleep(0.01)
+        other = asyncio.create_task(here.do("s0", ["s1"]))
+        while "s1" not in here.lane._shards or len(here.lane._shards["s1"].ledger.answers) < 4:
+            await asyncio.sleep(0.01)
+        begun.set()
+        await asyncio.gather(job, other)
+
+    here.run(work)
+    here.right("s1")
+    assert set(generated(server.record).values()) == {1}
 
 
 def test_no_more_rows_are_taken_ahead_than_is_allowed(site, server):
