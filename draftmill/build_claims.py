@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable
+from contextlib import suppress
 
 from draftmill.gpu import processes
 from draftmill.store import claims
@@ -45,12 +46,19 @@ def others_at_work(store: Store, keys: Iterable[str], run: str) -> bool:
 
     What such a run needs cannot be told from here: another configuration may read the same hidden states.
     """
-    return any(_works(store, key, run) for key in keys if key.startswith(claims.PREFIX))
+    return any(not claims.vacant(claim, alive, time.time()) for claim in _others(store, keys, run))
 
 
-def _works(store: Store, key: str, run: str) -> bool:
-    try:
-        claim = Claim.decode(store.get(key))
-    except KeyError:
-        return False
-    return claim is not None and claim.run != run and not claims.vacant(claim, alive, time.time())
+def others_died(store: Store, keys: Iterable[str], run: str) -> bool:
+    """Whether claims of other runs are there and bind nobody: whoever lives has let its claim go between two jobs."""
+    found = _others(store, keys, run)
+    return bool(found) and all(claims.vacant(claim, alive, time.time()) for claim in found)
+
+
+def _others(store: Store, keys: Iterable[str], run: str) -> list[Claim]:
+    found = []
+    for key in keys:
+        with suppress(KeyError):
+            claim = Claim.decode(store.get(key)) if key.startswith(claims.PREFIX) else None
+            found += [claim] if claim is not None and claim.run != run else []
+    return found

@@ -18,28 +18,30 @@ _JOURNAL, _CLAIMS = "journal/", "claims/"
 def at_start(store: Store, graph: Graph, older_than_s: float, run: str) -> None:
     """Remove what killed builds have left, and states that an interrupted build did not get to remove.
 
+    The states stay while another build is at work: it may have extracted them for a training of its own.
     `graph` has seen the store as it is now; unfinished files and uploads go if they are older than that or if nobody
     needs them any more.
     """
-    _remove_states(store, graph.spent_states(), run)
+    if (spent := graph.spent_states()) and not build_claims.others_at_work(store, store.list(_CLAIMS), run):
+        _remove(store, spent)
     _clear(store, graph, older_than_s)
 
 
 def at_end(store: Store, graph: Graph, older_than_s: float, run: str, planned: Graph) -> None:
     """The same when the build `run`, which was `planned` so, has succeeded; its claims go too.
 
-    Of the states those go that its start left alone: who seemed at work then may be known dead now. What was asked of
+    Of the states those go that its start left alone, if who seemed at work then is known dead now. What was asked of
     Snakemake says nothing: a call for some targets succeeds while other jobs are unfinished.
     """
-    _remove_states(store, [key for key in planned.spent_states() if key in graph.present], run)
+    spent = [key for key in planned.spent_states() if key in graph.present]
+    if spent and build_claims.others_died(store, store.list(_CLAIMS), run):
+        _remove(store, spent)
     _clear(store, graph, older_than_s, run)
 
 
-def _remove_states(store: Store, spent: Sequence[str], run: str) -> None:
-    """Remove spent states, unless another build is at work: it may have extracted them for a training of its own."""
-    if spent and not build_claims.others_at_work(store, store.list(_CLAIMS), run):
-        for key in spent:
-            store.delete(key)
+def _remove(store: Store, keys: Sequence[str]) -> None:
+    for key in keys:
+        store.delete(key)
 
 
 def _clear(store: Store, graph: Graph, older_than_s: float, run: str | None = None) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 Span = tuple[Sequence[str], float, float]
-"""The GPUs of a job, and when it began and ended."""
+"""The GPUs of a job, or the server of others that it asked, and when it began and ended."""
 
 # After a longer time nothing was at work: a pause, which no job is to blame for.
 _PAUSE_S = 60.0

@@ -119,10 +119,12 @@ class Board:
 
     def _rest(self, pause: float, *, glance: bool) -> None:
         """Wait until the next look is due or somebody comes; with glances meanwhile, if they are wanted."""
-        until = time.monotonic() + pause
-        while (left := until - time.monotonic()) > 0 and not self._wake.wait(min(left, self._glance) if glance else left):
-            if glance and left > self._glance:
+        until, between = time.monotonic() + pause, self._glance if glance else pause
+        while (left := until - time.monotonic()) > 0 and not self._wake.wait(min(left, between)):
+            if left > between:
+                began = time.monotonic()
                 self._timed(self.glance)
+                between = max(self._glance, time.monotonic() - began)
 
     def look(self) -> None:
         """Look once; what goes wrong becomes the problem."""
@@ -140,7 +142,7 @@ class Board:
         if view is None or self._failed is not None:
             return
         try:
-            newer = self.reader.newer(view.snapshot)
+            newer = self.reader.newer(view.snapshot, self._clock())
             if newer is not None:
                 self._view = self._seen(newer)
         except Exception:

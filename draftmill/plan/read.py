@@ -127,11 +127,12 @@ class _Seen:
     entry: Entry
     rows: int
     tokens: int
+    gpus: int
     span: Span
 
     def done(self, wait: float, graph: Graph) -> Done:
-        gpus, began, ended = self.span
-        held = len(gpus) or graph.gpus(self.entry.stage)
+        _, began, ended = self.span
+        held = self.gpus or graph.gpus(self.entry.stage)
         return Done(self.entry.stage, self.entry.fp, self.rows, self.tokens, (ended - began + wait) * held)
 
 
@@ -143,7 +144,8 @@ def _of_job(store: Store, listing: Mapping[str, ObjectInfo], key: str) -> _Seen 
     try:
         beat = json.loads(store.get(key))
         did = int(beat["done"]) - int(beat.get("resumed", 0))
-        span: Span = tuple(map(str, beat.get("gpus") or ())), float(beat["started"]), float(beat["updated"])
+        gpus, server = tuple(map(str, beat.get("gpus") or ())), (beat.get("server") or {}).get("uuid")
+        began, ended = float(beat["started"]), float(beat["updated"])
         tokens, finished = int(beat.get("tokens", 0)), beat["state"] == "done"
     except (KeyError, ValueError, TypeError, AttributeError):
         return None
@@ -151,5 +153,6 @@ def _of_job(store: Store, listing: Mapping[str, ObjectInfo], key: str) -> _Seen 
     record = read_record(store, record_key) if record_key in listing else None
     if record is not None and record.finished > record.started:
         # The record spans loading too, in which the GPU is held as well.
-        span = tuple(record.gpus), record.started, record.finished
-    return _Seen(entry, did, tokens, span) if finished and span[2] > span[1] else None
+        gpus, began, ended = tuple(record.gpus), record.started, record.finished
+    span: Span = gpus or ((str(server),) if server else ()), began, ended
+    return _Seen(entry, did, tokens, len(gpus), span) if finished and ended > began else None

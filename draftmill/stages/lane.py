@@ -114,6 +114,7 @@ class Lane:
                 yield {"waiting": True}
             shard = await taking
             job = object()
+            shard.begun = True
             shard.jobs.add(job)
             self._wake_up()
             try:
@@ -144,7 +145,12 @@ class Lane:
             # Rows that landed meanwhile are in neither.
             loaded.ledger.absorb(known.ledger.take())
             shard = self._enter(order.shard, loaded)
-        shard.jobs, shard.tokens = known.jobs, known.tokens
+        shard.jobs = known.jobs
+        if known.begun and not known.jobs:
+            # An earlier job's rows took time that is not this one's.
+            shard.resumed, shard.tokens = shard.taken - len(shard.flying), 0
+        else:
+            shard.tokens = known.tokens
         return shard
 
     async def _read(self, name: str) -> Loaded:

@@ -34,7 +34,8 @@ class Loaded:
 class LaneShard:
     """A shard in the lane: what is still to be sent, what is in flight, and the jobs that wait for it.
 
-    `resumed` rows were in its journal when it came into the lane; `tokens` are those of rows answered since.
+    `resumed` rows were in its journal when it came into the lane, or final when its last job left it `begun`; `tokens` are
+    those of rows answered since.
     """
 
     name: str
@@ -43,6 +44,7 @@ class LaneShard:
     todo: deque[Asked] = field(default_factory=deque)
     flying: set[Key] = field(default_factory=set)
     jobs: set[object] = field(default_factory=set)
+    begun: bool = False
     resumed: int = 0
     tokens: int = 0
     moved: asyncio.Event = field(default_factory=asyncio.Event)

@@ -136,14 +136,15 @@ def _views(snapshot: Snapshot, plan: Plan, graph: Graph, now: float) -> list[Job
 
 def after_waits(views: Sequence[JobView]) -> list[JobView]:
     """The jobs with how long the GPUs of each had waited for it."""
-    found = zip(views, waits([_on_gpus(view) for view in views]), strict=True)
+    found = zip(views, waits([_place(view) for view in views]), strict=True)
     return [replace(view, waited=wait) if wait else view for view, wait in found]
 
 
-def _on_gpus(view: JobView) -> Span:
+def _place(view: JobView) -> Span:
     if view.begun is None or view.ended is None:
         return (), 0.0, 0.0
-    return view.gpus, view.begun, view.ended
+    server = view.beat.server.uuid if view.beat is not None and view.beat.server is not None else None
+    return view.gpus or ((server,) if server else ()), view.begun, view.ended
 
 
 def _view(

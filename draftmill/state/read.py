@@ -106,27 +106,31 @@ class Reader:
         self._cache.save()
         return snapshot
 
-    def newer(self, snapshot: Snapshot) -> Snapshot | None:
-        """The snapshot with the newest heartbeats of jobs at work as they are by now; None if none has changed.
+    def newer(self, snapshot: Snapshot, now: float) -> Snapshot | None:
+        """The snapshot with the newest heartbeats of jobs at work as they are `now`; None if none has changed.
 
-        These are at most 64 objects, asked for one by one: nothing is listed. Raises what the store raises when away.
+        These are at most 64 objects, asked for one by one: nothing is listed. A job that is done by now is left as it was,
+        as its outputs are not listed yet. Raises what the store raises when away.
         """
-        at_work = (job for job, beat in snapshot.beats.items() if beat.state == "running")
+        changed = self._heard_again(snapshot, now)
+        keys = {info.key: ("progress", *job) for job, info in changed.items()}
+        told = self._jobs("progress", keys, {info.key: info for info in changed.values()}, Beat, [])
+        beats = {job: beat for job, beat in told.items() if beat.state != "done"}
+        if not beats:
+            return None
+        listing = {changed[job].key: changed[job] for job in beats}
+        return replace(snapshot, listing={**snapshot.listing, **listing}, beats={**snapshot.beats, **beats})
+
+    def _heard_again(self, snapshot: Snapshot, now: float) -> dict[Job, ObjectInfo]:
+        """The newest heartbeats of jobs at work that are others by now."""
+        at_work = [job for job, beat in snapshot.beats.items() if beat.state == "running"]
         heard = {job: snapshot.listing[layout.progress(*job)] for job in at_work}
         # A killed job's heartbeat says for ever that it runs.
-        since = max((info.modified for info in heard.values()), default=0.0) - LOST_S
-        jobs = sorted((job for job in heard if heard[job].modified > since), key=lambda job: heard[job].modified)[
-            -_NEWEST:
-        ]
+        alive = sorted((info.modified, job) for job, info in heard.items() if info.modified > now - LOST_S)
+        jobs = [job for _, job in alive[-_NEWEST:]]
         with ThreadPoolExecutor(_AT_ONCE) as pool:
             found = zip(jobs, pool.map(self.store.info, [heard[job].key for job in jobs]), strict=True)
-            changed = {job: info for job, info in found if info and version_of(info) != version_of(heard[job])}
-        if not changed:
-            return None
-        listing = {**snapshot.listing, **{info.key: info for info in changed.values()}}
-        keys = {info.key: ("progress", *job) for job, info in changed.items()}
-        beats = self._jobs("progress", keys, listing, Beat, [])
-        return replace(snapshot, listing=listing, beats={**snapshot.beats, **beats})
+            return {job: info for job, info in found if info and version_of(info) != version_of(heard[job])}
 
     def _list(self) -> dict[str, ObjectInfo]:
         """The listing; of a large store in parts at once, without the parts that no state is read from."""

@@ -199,9 +199,10 @@ class Claims:
         data, claim = found
         if not (vacant(claim, self.alive, self.clock()) or (claim is not None and claim.run == ended)):
             return False
-        if not self.store.replace(key, self._mine().encode(), data):
+        mine = self._mine()
+        if not self.store.replace(key, mine.encode(), data):
             return False
-        self.store.delete(key)
+        self._let_go(key, mine)
         return True
 
     def _let_go(self, key: str, mine: Claim) -> None:

@@ -157,7 +157,7 @@ def _publish(store: S3Store, outputs: Mapping[str, Path], rival: Callable[[], bo
     from draftmill.store.s3_wire import sha256_file
 
     first, *others = outputs
-    digest = sha256_file(outputs[first])
+    digest = sha256_file(outputs[first]) if others else ""
     stands = store.offer(first, outputs[first]) and all(
         store.offer(key, outputs[key], digest) or _overwrites(store, outputs, key, digest) for key in others
     )

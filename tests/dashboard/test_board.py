@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 from dataclasses import replace
 from pathlib import Path
@@ -158,7 +159,7 @@ def test_a_glance_shows_a_new_heartbeat_and_lists_nothing() -> None:
     assert before is not None
     board.glance()
     assert board.view is before, "nothing changed"
-    made.tick(fragile)
+    ticked = made.tick(fragile)
     fragile.put("eval/fedcba987654.json", b"{}")
     gets = fragile.gets
     running = [layout.progress(*job) for job, beat in before.snapshot.beats.items() if beat.state == "running"]
@@ -169,6 +170,10 @@ def test_a_glance_shows_a_new_heartbeat_and_lists_nothing() -> None:
     assert fragile.gets == gets + 1
     assert "eval/fedcba987654.json" not in board.view.snapshot.listing, "that is for the next look"
     assert len(fragile.asked) == len(running) - 1, "of the one that was killed an hour ago nothing is to be expected"
+    seen, beat = board.view, json.loads(fragile.get(ticked))
+    fragile.put(ticked, json.dumps({**beat, "state": "done"}).encode(), at=made.now)
+    board.glance()
+    assert board.view is seen, "its outputs are not listed yet"
 
 
 def test_a_heartbeat_that_is_gone_or_a_store_that_is_away_is_for_the_next_look(
@@ -197,7 +202,7 @@ def test_between_two_looks_at_s3_heartbeats_are_seen_and_a_silence_is_told(made:
     board._pause = 3600.0
     with TestClient(application(board), base_url=BASE) as client:
         until(lambda: board.view is not None)
-        made.tick(fragile)
+        fragile.times[made.tick(fragile)] = made.now
         until(lambda: board.view is not None and board.view.number == 2)
         fragile.go.clear()
         until(lambda: board._looking_since is not None)

@@ -191,7 +191,7 @@ def test_rows_answered_ahead_are_work_of_this_run_and_those_of_the_journal_are_n
     assert (resumed[-1]["tokens"], ahead[-1]["tokens"]) == (tokens[0] - known, tokens[1])
 
 
-def test_a_job_that_comes_again_to_a_lane_that_lives_resumes_no_more_than_the_first(site, server):
+def test_a_job_that_comes_again_to_a_lane_that_lives_resumes_what_the_first_has_left(site, server):
     here = site(sglang={"in_flight": 2, "ahead_rows": 0})
 
     async def work():
@@ -199,8 +199,9 @@ def test_a_job_that_comes_again_to_a_lane_that_lives_resumes_no_more_than_the_fi
         return first, await here.do("s0")
 
     first, second = here.run(work)
-    assert {beat["resumed"] for beat in first + second} == {0}
-    assert second[0]["found"] >= 5
+    assert {beat["resumed"] for beat in first} == {0}
+    assert {beat["resumed"] for beat in second} == {second[0]["found"]}
+    assert 5 <= second[0]["found"] < 20
 
 
 def test_a_shard_that_is_begun_ahead_while_its_job_still_reads_it_keeps_its_answers(site, server):

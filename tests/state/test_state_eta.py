@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from draftmill.state.cost import cost_of
-from draftmill.state.documents import Beat
+from draftmill.state.documents import Beat, Server
 from draftmill.state.eta import LEAST_JOBS, NOT_BEGUN, RECENT_JOBS, own_pace, recent_work, stage_eta, whole_eta
 from draftmill.state.jobs import JobView, after_waits
 from draftmill.state.plan import JobName
@@ -129,20 +129,20 @@ def test_a_job_that_was_resumed_for_one_last_row_hardly_counts() -> None:
 
 
 class Running:
-    """The generate jobs that a lane leaves which answers one row after another without a break, on one GPU.
+    """The generate jobs that a lane leaves which answers one row after another without a break, on one GPU or server.
 
     A shard's rows take the server `shard_s`; a job goes on for `tail_s` behind its last row, and the next one begins `gap_s`
     later. Meanwhile rows of coming shards are answered.
     """
 
-    def __init__(self, jobs: int, shard_s: float, tail_s: float, gap_s: float) -> None:
+    def __init__(self, jobs: int, shard_s: float, tail_s: float, gap_s: float, on: dict[str, Any]) -> None:
         self.views, free = list[JobView](), 0.0
         for number in range(jobs):
             begun, full = free, (number + 1) * shard_s
             ended = max(full, begun) + tail_s
             # The rows that were there when the job came.
             found = min(max(int(100 * (begun - number * shard_s) / shard_s), 0), 100)
-            beat = Beat(total=100, done=100, tokens=500, found=found, gpus=("GPU-a",))
+            beat = Beat(total=100, done=100, tokens=500, found=found, **on)
             job = JobName("generate", f"{number}", f"{number}")
             times = (NOW + begun, NOW + ended, NOW + ended)
             self.views.append(JobView(job, "done", 100, 100, 100, 0, 500, 0, *times, beat))
@@ -152,7 +152,11 @@ class Running:
 
 
 # The server limits the first two, Snakemake's jobs the last.
-RUNS = [Running(40, 100.0, 10.0, 5.0), Running(40, 12.0, 2.0, 5.0), Running(40, 4.0, 1.0, 6.0)]
+RUNS = [
+    Running(40, *seconds, on)
+    for seconds in ((100.0, 10.0, 5.0), (12.0, 2.0, 5.0), (4.0, 1.0, 6.0))
+    for on in ({"gpus": ("GPU-a",)}, {"server": Server(uuid="http://a:1")})
+]
 
 
 @pytest.mark.parametrize("run", RUNS)
