@@ -210,31 +210,29 @@ def test_a_refusal_for_a_moment_is_no_damage(toy, monkeypatch):
         documents.check_contract(toy.path(toy.graph.drafter(0, "model.safetensors")).parent, deep=False)
 
 
+def refuse(monkeypatch, key, error):
+    """Let the store raise the error for one key."""
+    get = LocalStore.get
+
+    def refusing(store, asked):
+        if asked == key:
+            raise error
+        return get(store, asked)
+
+    monkeypatch.setattr(LocalStore, "get", refusing)
+
+
 def test_what_cannot_be_read_beside_the_objects_is_said(toy, monkeypatch):
     key = layout.claim("generate", "0123456789ab-0123456789ab")
     toy.store.put(key, b"{}")
-    get = LocalStore.get
-
-    def refused(store, asked):
-        if asked == key:
-            raise PermissionError(errno.EACCES, "Permission denied", str(store.path(key)))
-        return get(store, asked)
-
-    monkeypatch.setattr(LocalStore, "get", refused)
+    refuse(monkeypatch, key, OSError(errno.EACCES, "Permission denied", str(toy.path(key))))
     with pytest.raises(UserError, match=r"/claims/generate/.* cannot be written or read \(Permission denied\)"):
         verify(Reader(toy.store))
 
 
 def test_a_record_that_the_disk_does_not_give_back_is_no_damage_of_its_objects(toy, monkeypatch):
     key = layout.record("pilot", toy.graph.specs.fp["pilot"])
-    get = LocalStore.get
-
-    def lost(store, asked):
-        if asked == key:
-            raise OSError(errno.EIO, "Input/output error", str(store.path(key)))
-        return get(store, asked)
-
-    monkeypatch.setattr(LocalStore, "get", lost)
+    refuse(monkeypatch, key, OSError(errno.EIO, "Input/output error", str(toy.path(key))))
     found = verify(Reader(toy.store)).findings
     assert [(finding.key, finding.what) for finding in found] == [(toy.graph.pilot(), "record unreadable")]
 

@@ -15,9 +15,9 @@ from draftmill.engines.sglang_pool import Pool
 from draftmill.engines.sglang_watch import Asking, Interrupted
 from draftmill.errors import UserError
 from draftmill.stages.lane import Lane, Order
+from tests.sglang.lane_site import Site
 from tests.sglang.servers import OwnServer, Phoenix
 from tests.sglang.small_server import VOCABULARY
-from tests.sglang.test_lane import Site
 
 MOST_RESTARTS = SglangConfig().server.max_restarts
 OWN = Mix(GenerateConfig(max_new_tokens=12)).own.sampling

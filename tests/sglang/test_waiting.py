@@ -23,8 +23,8 @@ from draftmill.stages.lane_link import LaneLink, LaneOrder, LanePlace
 from draftmill.stages.lane_process import Server
 from draftmill.stages.shards import Shards
 from draftmill.store.local import LocalStore
+from tests.sglang.lane_site import Site
 from tests.sglang.servers import OwnServer, generated
-from tests.sglang.test_lane import Site
 from tests.sglang.test_process import Works, target
 from tests.tiny import ROOT, config_values
 

@@ -13,8 +13,8 @@ from draftmill.engines.sglang_health import Window
 from draftmill.engines.sglang_pool import Pool
 from draftmill.engines.sglang_watch import Asking, Watched
 from draftmill.errors import UserError
+from tests.sglang.lane_site import Site
 from tests.sglang.servers import OwnServer, generated
-from tests.sglang.test_lane import Site
 
 LONG_AGO = 1.0
 
