@@ -7,6 +7,7 @@ import subprocess
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -59,11 +60,19 @@ def unfinished(project: Project, stage: str) -> list[Path]:
     return [path for path in (project.folder / "build/journal" / stage).glob("*") if any(path.iterdir())]
 
 
+def beats(project: Project, stage: str, since: float) -> dict[str, Any]:
+    """Heartbeats of a stage's jobs that began after `since`, in seconds of the clock, by the job's name.
+
+    An earlier build's jobs leave theirs, and the next build may take up other shards first.
+    """
+    found = [json.loads(path.read_text()) for path in (project.folder / "build/progress" / stage).glob("*.json")]
+    return {beat["name"]: beat for beat in found if beat["started"] > since}
+
+
 def test_killed_in_generate_extract_and_train(built: Project, tmp_path: Path) -> None:
     # The target must be the same bytes, as it is a part of every name.
     project = Project(tmp_path / "killed")
     store = LocalStore(project.folder / "build")
-    progress = project.folder / "build/progress"
 
     flushed: dict[str, int] = {}
     # An orphan has a moment to live: a shard whose end was near may be done by then, and leaves no journal.
@@ -73,10 +82,16 @@ def test_killed_in_generate_extract_and_train(built: Project, tmp_path: Path) ->
             path.name: len(Journal(store, f"journal/generate/{path.name}").rows())
             for path in unfinished(project, "generate")
         }
-    kill_when(project, lambda: any(progress.glob("extract/*.json")), "an extraction")
-    for name, rows in flushed.items():
-        beat = json.loads((progress / "generate" / f"{name}.json").read_text())
-        assert beat["resumed"] == rows, "every flushed row is kept and none is generated again"
+    start = time.time()
+
+    def resumed_and_extracting() -> bool:
+        done = {name for name, beat in beats(project, "generate", start).items() if beat["state"] == "done"}
+        return flushed.keys() <= done and bool(beats(project, "extract", start))
+
+    kill_when(project, resumed_and_extracting, "an extraction behind the resumed shards")
+    again = beats(project, "generate", start)
+    resumed = {name: again[name]["resumed"] for name in flushed}
+    assert resumed == flushed, "every flushed row is kept and none is generated again"
     kill_when(project, lambda: bool(unfinished(project, "train")), "a checkpoint inside training")
     project.build()
 
