@@ -235,7 +235,9 @@ class LocalStore:
     def delete(self, key: str) -> None:
         """Remove an object and the folders it leaves empty; no error if there is none."""
         path = self.path(key)
-        path.unlink(missing_ok=True)
+        # A replace() that has compared and not yet written would bring the object back.
+        with _locked(path.parent):
+            path.unlink(missing_ok=True)
         for folder in path.parents:
             if folder == self.root:
                 return
