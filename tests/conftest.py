@@ -1,6 +1,7 @@
 """What holds for every room's tests."""
 
 import shutil
+import signal
 from collections.abc import Callable
 from pathlib import Path
 
@@ -8,6 +9,10 @@ import pytest
 from hypothesis import settings
 
 from tests.tiny import Project
+
+# A shell without job control starts what it runs beside itself deaf to Ctrl-C, and so would be all that tests start.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # How long an example takes depends on the machine, and no test judges that.
 settings.register_profile("draftmill", deadline=None)

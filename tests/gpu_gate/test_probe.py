@@ -119,7 +119,7 @@ def test_a_parent_returns_though_its_child_cannot_be_killed(monkeypatch: pytest.
 
 
 def test_a_grandchild_that_keeps_the_pipe_does_not_keep_the_parent() -> None:
-    answer = ask(["sh", "-c", "sleep 60 & echo done"], 0.5)
+    answer = ask(["sh", "-c", "sleep 60 & echo done"], 2.0)
     assert answer.status == "hung"
     assert answer.out == "done\n"
 

@@ -81,7 +81,8 @@ def frees_memory_when_gone(host: Host, server: Started, monkeypatch: pytest.Monk
 
     def look(path: Path) -> bool:
         held = real(path)
-        if not held and server.process.poll() is not None and host.processes:
+        if not held and host.processes:
+            server.process.wait(10)  # its lock goes a moment before it can be waited for
             host.heal()
             for index, gpu in enumerate(host.gpus):
                 if gpu.uuid in server.uuids:

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from draftmill import config
 from draftmill.errors import UserError
+from draftmill.gpu import processes
 from draftmill.prompts import examine as examine_module
 from draftmill.prompts import workers as workers_module
 from draftmill.prompts.examine import Source
@@ -215,6 +216,6 @@ def test_workers_end_with_a_killed_build():
     parent.wait()
     parent.stdout.close()
     deadline = time.monotonic() + 20
-    while any(Path(f"/proc/{pid}").exists() for pid in pids):
+    while any(processes.identify(pid) is not None for pid in pids):
         assert time.monotonic() < deadline, "a worker outlives its build"
         time.sleep(0.05)

@@ -81,6 +81,7 @@ def test_a_job_lives_while_its_server_loads_and_its_rows_stand(
         until(lambda: told(store)["started"] > 1.0, "the first heartbeat")
         first = told(store)
         until(lambda: told(store)["updated"] > first["updated"], "another one")
+        until(lambda: bool(place.records()), "the keeper's record")
         (record,) = place.records()
         folder = server_record.folder(lease.lock_dir(place.policy.lock_dir))
         assert server_record.proven(folder, record.token) is None, "the server has not loaded"

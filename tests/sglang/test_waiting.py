@@ -312,7 +312,7 @@ def test_a_lane_may_have_more_rows_in_flight_than_the_soft_limit_of_open_files(t
     few, hard = 64, resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     server = OwnServer(tmp_path / "record", "--row-seconds", "2", "--row-tokens", "16", "--vocabulary", "1000000")
     try:
-        here = Works(tmp_path, target, server, 150, shards=1, in_flight=140)
+        here = Works(tmp_path, target, server, 150, shards=1, in_flight=140, idle_seconds=60.0)
         job = here.job("0" * 12, preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (few, hard)))
         assert job.wait(120) == 0, here.said()
         here.whole()

@@ -17,7 +17,7 @@ from draftmill.state.types import State
 from draftmill.store.local import LocalStore
 from tests.tiny import Project
 
-WAIT_S = 500.0
+WAIT_S = 1500.0
 
 
 @pytest.mark.slow

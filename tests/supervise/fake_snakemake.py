@@ -31,7 +31,13 @@ if "--unlock" in sys.argv:
     sys.exit(0)
 if "wait" in step:
     deaf = step["wait"] == "deaf"
-    signal.signal(signal.SIGINT, lambda *_: None if deaf else sys.exit(1))
+
+    def heard(*_: object) -> None:
+        (folder / "heard").touch()
+        if not deaf:
+            sys.exit(1)
+
+    signal.signal(signal.SIGINT, heard)
     (folder / "waiting").touch()
     while True:
         time.sleep(0.05)

@@ -34,7 +34,7 @@ def run(project: S3Project, *arguments: str, environment: Mapping[str, str] | No
         env={**project.environment, **(environment or {})},
         capture_output=True,
         text=True,
-        timeout=550,
+        timeout=1500,
         check=False,
     )
     lines = [line for line in result.stderr.splitlines() if line.startswith("draftmill run: ")]
@@ -68,7 +68,7 @@ def test_a_store_that_stays_down_is_named_and_given_up_in_the_end(weed: Weed, pr
     proxy.mode = "down"
     command = [sys.executable, "-m", "draftmill", "run", "--attempts", "2", "--", *project.command("-n")[3:]]
     result = subprocess.run(
-        command, cwd=project.folder, env=project.environment, capture_output=True, text=True, timeout=550, check=False
+        command, cwd=project.folder, env=project.environment, capture_output=True, text=True, timeout=1500, check=False
     )
     lines = [line for line in result.stderr.splitlines() if line.startswith("draftmill run: ")]
     assert result.returncode == 1

@@ -218,7 +218,7 @@ def test_a_hangup_is_ignored_where_it_was_ignored(bench, monkeypatch):
 def test_two_signals_end_all_at_once(tmp_path):
     started = Started(tmp_path, "deaf")
     started.process.send_signal(signal.SIGINT)
-    time.sleep(0.2)  # the fake stays deaf for however long
+    until((tmp_path / "heard").exists, "the first Ctrl-C reaches it")
     assert alive(started.child)
     started.process.send_signal(signal.SIGINT)
     assert started.process.wait(60) == 130
