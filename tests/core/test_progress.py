@@ -6,7 +6,7 @@ import sys
 import pytest
 
 from draftmill.progress import Heartbeat, rows_left
-from tests.gpu_gate.conftest import until
+from tests.waiting import until
 
 KEY = "progress/generate/x.json"
 

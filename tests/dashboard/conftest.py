@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -14,17 +13,9 @@ from draftmill.dashboard.board import Board
 from draftmill.state.read import Reader
 from draftmill.store.local import LocalStore
 from tests.state.made_store import MadeStore
+from tests.waiting import until
 
-WAIT_S = 60.0
 BASE = "http://localhost"
-
-
-def until(check: Callable[[], object]) -> None:
-    """Wait until something is true."""
-    end = time.monotonic() + WAIT_S
-    while not check():
-        assert time.monotonic() < end, "it did not come true in time"
-        time.sleep(0.02)
 
 
 @pytest.fixture(scope="session")

@@ -24,11 +24,11 @@ from draftmill.dashboard.tables import Tables
 from draftmill.state.documents import ShardAudit, SourceCounts
 from draftmill.state.read import Reader
 from draftmill.store.local import LocalStore
-from tests.dashboard.conftest import WAIT_S
 from tests.state.made_objects import heartbeat
 from tests.state.made_store import GPUS, MadeStore
 from tests.state.made_texts import SOURCES
 from tests.state.memory import Memory
+from tests.waiting import WAIT_S
 
 
 def value(client: TestClient, path: str) -> dict:

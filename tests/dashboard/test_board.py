@@ -19,9 +19,10 @@ from draftmill.errors import UserError
 from draftmill.state.read import Reader
 from draftmill.state.types import GateVerdict, Lane
 from draftmill.store.local import LocalStore
-from tests.dashboard.conftest import BASE, until
+from tests.dashboard.conftest import BASE
 from tests.state.made_store import MadeStore
 from tests.state.memory import Memory
+from tests.waiting import until
 
 
 class Fragile(Memory):

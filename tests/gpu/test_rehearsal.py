@@ -14,9 +14,10 @@ from typing import Any
 import pytest
 
 from draftmill.gpu.policy import GatePolicy
-from tests.gpu_gate.conftest import Host, fake_driver, host, policy, until
+from tests.gpu_gate.conftest import Host, fake_driver, host, policy
 from tests.sglang.fake_gpus import Driver, living
 from tests.tiny import make_target, prompt_texts
+from tests.waiting import until
 
 __all__ = ["fake_driver", "host", "policy"]
 ROOT = Path(__file__).parents[2]

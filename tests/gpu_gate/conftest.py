@@ -4,7 +4,6 @@ import os
 import shutil
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -122,14 +121,6 @@ def policy(tmp_path: Path) -> GatePolicy:
         pid_namespace="same",
         min_shm_free_gib=0,
     )
-
-
-def until(true: Callable[[], bool], what: str, timeout_s: float = 30.0) -> None:
-    """Poll until true; a test that waits in vain says for what."""
-    deadline = time.monotonic() + timeout_s
-    while not true():
-        assert time.monotonic() < deadline, f"waited in vain for {what}"
-        time.sleep(0.02)
 
 
 @pytest.fixture

@@ -72,6 +72,7 @@ def test_a_gpu_that_is_not_there_is_unknown(host: Host, config: Path) -> None:
 
 def test_waiting_by_hand(host: Host, config: Path) -> None:
     host.set(0, used=58 * GIB)
+    assert run(config, "gate", "--wait", "0.5").returncode == 1
     command = [sys.executable, "-c", MAIN, "gate", "--wait", "120", "--config", str(config)]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as waiting:
         assert waiting.stderr is not None

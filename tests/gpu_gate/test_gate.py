@@ -20,8 +20,9 @@ from draftmill.gpu import gate, groups, lease, pause, processes, proof
 from draftmill.gpu.check import check
 from draftmill.gpu.policy import GatePolicy
 from draftmill.gpu.record import Verdict
+from tests.waiting import until
 
-from .conftest import GIB, MIB, Host, until, uuid_of
+from .conftest import GIB, MIB, Host, uuid_of
 
 Spawn = Callable[..., "subprocess.Popen[str]"]
 JOB: dict[str, Any] = {"run_id": "run-1", "stage": "extract", "shard": "s1"}

@@ -12,8 +12,7 @@ import pytest
 from draftmill.errors import UserError
 from draftmill.gpu import groups, lease, pause, processes
 from draftmill.gpu.processes import Process
-
-from .conftest import until
+from tests.waiting import until
 
 UUID = "GPU-1"
 SLEEP = "import time; time.sleep(600)"

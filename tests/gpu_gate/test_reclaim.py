@@ -11,8 +11,9 @@ import pytest
 
 from draftmill.gpu import gate, groups, lease, processes, reclaim, shm
 from draftmill.gpu.policy import GatePolicy
+from tests.waiting import until
 
-from .conftest import GIB, Host, until, uuid_of
+from .conftest import GIB, Host, uuid_of
 
 Spawn = Callable[..., "subprocess.Popen[str]"]
 # A job that starts a child with its lease, a grandchild without it, and waits to be killed.

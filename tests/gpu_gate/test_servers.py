@@ -14,8 +14,9 @@ import pytest
 from draftmill.errors import UserError
 from draftmill.gpu import gate, groups, lease, pause, processes
 from draftmill.gpu.policy import GatePolicy
+from tests.waiting import until
 
-from .conftest import GIB, Host, until, uuid_of
+from .conftest import GIB, Host, uuid_of
 
 JOB: dict[str, Any] = {"run_id": "run-1", "stage": "generate", "shard": "s1"}
 SPEC = "sglang qwen3 tp=1"

@@ -15,9 +15,10 @@ from draftmill.engines import server_record
 from draftmill.engines.server_record import Plan
 from draftmill.gpu import lease
 from draftmill.gpu.policy import GatePolicy
-from tests.gpu_gate.conftest import Host, fake_driver, host, policy, until, uuid_of
+from tests.gpu_gate.conftest import Host, fake_driver, host, policy, uuid_of
 from tests.sglang.fake_gpus import Driver, living
 from tests.tiny import ROOT
+from tests.waiting import until
 
 __all__ = ["fake_driver", "host", "policy"]
 TOKEN = "f" * 12

@@ -21,9 +21,10 @@ from draftmill.engines.sglang_watch import Asking
 from draftmill.errors import UserError
 from draftmill.gpu import gate, lease, processes, reclaim
 from draftmill.gpu.policy import GatePolicy
-from tests.gpu_gate.conftest import Host, fake_driver, host, policy, until, uuid_of
+from tests.gpu_gate.conftest import Host, fake_driver, host, policy, uuid_of
 from tests.sglang.fake_gpus import Driver, living
 from tests.tiny import config_values
+from tests.waiting import until
 
 pytestmark = pytest.mark.slow
 

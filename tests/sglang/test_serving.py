@@ -16,8 +16,9 @@ from draftmill.progress import Heartbeat
 from draftmill.stages import serving
 from draftmill.store.journal import Journal
 from draftmill.store.local import LocalStore
-from tests.gpu_gate.conftest import fake_driver, host, policy, until
+from tests.gpu_gate.conftest import fake_driver, host, policy
 from tests.sglang.test_managed_servers import Place, place
+from tests.waiting import until
 
 __all__ = ["fake_driver", "host", "place", "policy"]
 KEY = layout.progress("generate", "s-g")

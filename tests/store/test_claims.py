@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from draftmill.build_claims import others_at_work
 from draftmill.store.claims import SKEW_S, Claim, Claims, Holder, vacant
 from draftmill.store.local import LocalStore
-from tests.gpu_gate.conftest import until
+from tests.waiting import until
 
 KEY = "claims/generate/a.json"
 HERE = Holder(1, 1, "boot", "ns")

@@ -8,8 +8,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +21,7 @@ from draftmill.errors import UserError
 from draftmill.gpu.processes import all_processes, identify
 from draftmill.outcomes import Outcome
 from draftmill.supervise import Limits, Supervisor, judge
+from tests.waiting import until
 
 FAKE = Path(__file__).with_name("fake_snakemake.py")
 ROOT = Path(__file__).parents[2]
@@ -155,13 +154,6 @@ def test_jobs_that_outlive_a_killed_snakemake_are_gone_before_the_next_start(ben
     assert bench.run({"child": True, "kill": True}, {"status": 0}) == 0
     group = bench.starts[0]["pid"]
     assert not group_lives(group)
-
-
-def until(true: Callable[[], Any], what: str) -> None:
-    end = time.monotonic() + 60
-    while not true():
-        assert time.monotonic() < end, what
-        time.sleep(0.01)
 
 
 def alive(pid: int) -> bool:

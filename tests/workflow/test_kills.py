@@ -14,16 +14,10 @@ import pytest
 from draftmill.store.journal import Journal
 from draftmill.store.local import LocalStore
 from tests.tiny import Project
+from tests.waiting import until
 
 pytestmark = pytest.mark.slow
 DEADLINE = 900.0
-
-
-def wait_for(true: Callable[[], bool], what: str) -> None:
-    end = time.monotonic() + DEADLINE
-    while not true():
-        assert time.monotonic() < end, f"{what} did not happen within {DEADLINE} s"
-        time.sleep(0.005)
 
 
 def jobs_of(folder: Path) -> list[int]:
@@ -49,10 +43,10 @@ def kill_when(project: Project, true: Callable[[], bool], what: str) -> None:
         assert build.poll() is None, f"the build ended before {what}"
         return true()
 
-    wait_for(ended_or_true, what)
+    until(ended_or_true, what, DEADLINE)
     os.kill(build.pid, signal.SIGKILL)
     build.wait()
-    wait_for(lambda: not jobs_of(project.folder), "the end of the killed build's jobs")
+    until(lambda: not jobs_of(project.folder), "the end of the killed build's jobs", DEADLINE)
 
 
 def unfinished(project: Project, stage: str) -> set[str]:
